@@ -39,8 +39,8 @@ class RunRecorder:
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
     """Draws images for the loggers from the predictions and the index of an epoch."""
     device: torch.device
-    is_first_epoch: bool = True
-    """Whether no epoch has ended since this process started."""
+    is_first_of_start: bool = True
+    """True until the first epoch of this process has ended."""
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
@@ -87,7 +87,7 @@ class RunRecorder:
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
-        self.is_first_epoch = False
+        self.is_first_of_start = False
         is_last = self.is_done()
         # Save the best epoch only with a validation split: choosing it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
@@ -111,7 +111,7 @@ class RunRecorder:
         record = {
             "epoch": progress.epoch,
             **metrics,
-            "first_of_start": self.is_first_epoch,
+            "first_of_start": self.is_first_of_start,
             "ended_at": time.time(),
             "steps": progress.logged_steps(),
         }

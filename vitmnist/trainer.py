@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, load_checkpoint
+from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
@@ -143,7 +143,7 @@ class Trainer:
             DataError: the checkpoint or the weights cannot be read.
         """
         config = self.config
-        if config.resume and (checkpoint := load_checkpoint(config, self.folder, self.world)):
+        if config.resume and (checkpoint := read_checkpoint_to_resume(config, self.folder, self.world)):
             self.result.epochs, self.result.resumed = checkpoint.epochs, True
             return checkpoint, None
         if config.init:
@@ -259,7 +259,7 @@ class Trainer:
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            "folds_of": dataset.undivided_source,
+            "folds_of": dataset.undivided_checksums,
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)

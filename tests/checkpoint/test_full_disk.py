@@ -80,7 +80,7 @@ def test_an_unwritable_record_is_named_after_a_save(
         output
     )
     assert "Traceback" not in output
-    result, checkpoint = result_of(run), storage.load(run)
+    result, checkpoint = result_of(run), storage.read_newest_checkpoint(run)
     assert result["status"] == "failed"
     assert result["error"] in output
     assert str(failing.name) in result["error"]

@@ -24,19 +24,19 @@ def make_state(number: int) -> dict:
 
 
 def load_number(folder: Path) -> int:
-    loaded = storage.load(folder)
+    loaded = storage.read_newest_checkpoint(folder)
     assert torch.equal(loaded["weights"], torch.full((1000,), float(loaded["number"])))
     return loaded["number"]
 
 
 def test_the_newest_checkpoint_is_loaded_and_the_previous_one_kept(tmp_path: Path) -> None:
-    assert storage.load(tmp_path) is None
+    assert storage.read_newest_checkpoint(tmp_path) is None
     for number in range(4):
-        storage.save(tmp_path, make_state(number), best=number == 1)
+        storage.write_checkpoint(tmp_path, make_state(number), best=number == 1)
         assert load_number(tmp_path) == number
     checkpoints = tmp_path / "checkpoints"
-    assert storage.read(checkpoints / "previous.pt")["number"] == 2
-    assert storage.read(checkpoints / "best.pt")["number"] == 1
+    assert storage.read_checkpoint_file(checkpoints / "previous.pt")["number"] == 2
+    assert storage.read_checkpoint_file(checkpoints / "best.pt")["number"] == 1
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
     assert torch.load(checkpoints / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
 
@@ -52,7 +52,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):
-        storage.save(tmp_path, make_state(number))
+        storage.write_checkpoint(tmp_path, make_state(number))
     checkpoints = tmp_path / "checkpoints"
     damage(checkpoints / "last.pt")
     before = {path: path.stat().st_mtime_ns for path in checkpoints.iterdir()}
@@ -62,15 +62,15 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     is_missing = damage is Path.unlink
     assert len(warnings) == (not is_missing)
     assert is_missing or "last.pt: is damaged" in warnings[0]
-    storage.save(tmp_path, make_state(3))
+    storage.write_checkpoint(tmp_path, make_state(3))
     assert load_number(tmp_path) == 3
     damage(checkpoints / "last.pt")
     (checkpoints / "previous.pt").unlink()
     if is_missing:
-        assert storage.load(tmp_path) is None
+        assert storage.read_newest_checkpoint(tmp_path) is None
     else:
         with pytest.raises(storage.DamagedError, match=r"last\.pt: is damaged"):
-            storage.load(tmp_path)
+            storage.read_newest_checkpoint(tmp_path)
 
 
 class Killed(BaseException):
@@ -81,8 +81,8 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
     for call in itertools.count(1):
         folder = tmp_path / str(call)
         folder.mkdir()
-        storage.save(folder, make_state(0), best=True)
-        storage.save(folder, make_state(1))
+        storage.write_checkpoint(folder, make_state(0), best=True)
+        storage.write_checkpoint(folder, make_state(1))
         calls = itertools.count(1)
 
         def dying(original: Callable[..., object]) -> Callable[..., object]:
@@ -97,13 +97,13 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
             for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
                 patched.setattr(owner, name, dying(getattr(owner, name)))
             try:
-                storage.save(folder, make_state(2), best=True)
+                storage.write_checkpoint(folder, make_state(2), best=True)
                 break
             except Killed:
                 pass
         assert load_number(folder) in (1, 2), call
-        assert storage.read(folder / "checkpoints" / "best.pt")["number"] in (0, 2), call
-        storage.save(folder, make_state(3))
+        assert storage.read_checkpoint_file(folder / "checkpoints" / "best.pt")["number"] in (0, 2), call
+        storage.write_checkpoint(folder, make_state(3))
         assert load_number(folder) == 3
     assert call > 5
 
@@ -115,9 +115,9 @@ def test_a_pickle_is_refused_before_it_runs(tmp_path: Path) -> None:
         def __reduce__(self) -> tuple:
             return os.mkdir, (str(tmp_path / "was run"),)
 
-    storage.save(tmp_path, {"model": Hostile()})
+    storage.write_checkpoint(tmp_path, {"model": Hostile()})
     with pytest.raises(DataError, match="its content is not only plain values and tensors") as refused:
-        storage.load(tmp_path)
+        storage.read_newest_checkpoint(tmp_path)
     assert "weights_only" not in str(refused.value), "torch advises to load it anyway"
     assert not (tmp_path / "was run").exists()
 
@@ -127,10 +127,10 @@ def test_every_generator_is_restored(tmp_path: Path) -> None:
         return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), random.gauss(0, 1)]
 
     draw()
-    storage.save(tmp_path, RandomState().to_dict())
+    storage.write_checkpoint(tmp_path, RandomState().to_dict())
     expected = draw()
     draw()
-    RandomState().load_dict(storage.load(tmp_path))
+    RandomState().load_dict(storage.read_newest_checkpoint(tmp_path))
     assert draw() == expected
 
 

@@ -190,7 +190,7 @@ def test_a_mapped_split_can_be_larger_than_memory(trained: Path, monkeypatch: py
     def with_mapped_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=replace(dataset.test, is_mapped=True))
 
-    monkeypatch.setattr("vitmnist.inference.evaluation.apply_config", with_mapped_images)
+    monkeypatch.setattr("vitmnist.inference.evaluation.hold_out_and_normalize", with_mapped_images)
     monkeypatch.setattr("vitmnist.runtime.memory.measure_free_memory", lambda device: 0)
     assert len(load_model(trained / "run").evaluate().split) == 300
 
@@ -215,7 +215,7 @@ def test_a_split_without_images_is_one_message(
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.inference.evaluation.apply_config", without_test_images)
+    monkeypatch.setattr("vitmnist.inference.evaluation.hold_out_and_normalize", without_test_images)
     ended = call_here(program, "run", *options, folder=trained)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "error: the split to evaluate has no images")
     assert "Traceback" not in ended.stderr
@@ -225,7 +225,7 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     folder = shutil.copytree(trained / "run", tmp_path / "run")
     checkpoints = folder / "checkpoints"
     assert not (checkpoints / "best.pt").exists(), "selected on the test split"
-    storage.save(folder, storage.load(folder), best=True)
+    storage.write_checkpoint(folder, storage.read_newest_checkpoint(folder), best=True)
     for name in ("final", "best", "last"):
         assert load_model(folder, name, "cpu").weights.stem == name
     (checkpoints / "best.pt").write_bytes(b"damaged")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
-from vitmnist.checkpoint import storage as checkpoint
+from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.recorded_config import load_recorded_config
@@ -48,8 +48,8 @@ def test_what_may_not_change_is_refused(runs: Path, refuse: Printed, arguments: 
 
 def test_a_checkpoint_of_another_version_is_refused_and_kept(runs: Path, refuse: Printed, tmp_path: Path) -> None:
     shutil.copytree(runs / "cut", tmp_path / "cut")
-    kept = checkpoint.load(tmp_path / "cut")
-    checkpoint.save(tmp_path / "cut", {**kept, "format": 1})
+    kept = storage.read_newest_checkpoint(tmp_path / "cut")
+    storage.write_checkpoint(tmp_path / "cut", {**kept, "format": 1})
     before = sorted((tmp_path / "cut" / "checkpoints").iterdir())
     refused = refuse("resume=cut", "max_minutes=null")
     assert "last.pt: was written by another version of the program (checkpoint format 1; this" in refused
@@ -62,18 +62,18 @@ def test_a_record_without_an_option_of_a_member_has_its_default_and_without_anot
 ) -> None:
     """As one that was written before the option was added."""
     run = shutil.copytree(runs / "cut", tmp_path / "cut")
-    state, record = checkpoint.load(run), run / CONFIG_FILE
+    state, record = storage.read_newest_checkpoint(run), run / CONFIG_FILE
     recorded = yaml.safe_load(record.read_text())
     for model in (state["config"]["model"], state["model_info"]["model"], recorded["model"]):
         del model["width"]
-    checkpoint.save(run, state)
+    storage.write_checkpoint(run, state)
     record.write_text(yaml.safe_dump(recorded, sort_keys=False))
     output_of(evaluate, "cut")
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(runs / "whole", run)
     for config in (state["config"], recorded):
         del config["patience"]
-    checkpoint.save(run, state)
+    storage.write_checkpoint(run, state)
     record.write_text(yaml.safe_dump(recorded))
     assert "patience is missing" in refuse("resume=cut", "epochs=3")
 

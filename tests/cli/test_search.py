@@ -28,7 +28,7 @@ def quick(quick: list[str]) -> list[str]:
 def trials_of(sweep: Path, metric: str = "eval_acc") -> list[tuple[str, list[str], float | None]]:
     """The status, the overrides and the value of each trial."""
     runs = [read_run(folder) for folder in jobs(sweep)]
-    return [(run.result.status, run.result.overrides, run.quality(metric)) for run in runs]
+    return [(run.result.status, run.result.overrides, run.value_of(metric)) for run in runs]
 
 
 def best_of(sweep: Path) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
-from vitmnist.data.datasets.base import Dataset, apply_config
+from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
 
 
 def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
     own = {"mean": [0.25], "std": [0.5]}
-    dataset = apply_config(tiny, DataConfig(holdout=5, holdout_seed=0, normalize=own))
+    dataset = hold_out_and_normalize(tiny, DataConfig(holdout=5, holdout_seed=0, normalize=own))
     assert list(dataset.splits) == ["train", "validation", "test"]
     for split in dataset.splits.values():
         assert (split.mean, split.std) == ((0.25,), (0.5,))
@@ -31,7 +31,7 @@ def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> 
 
 
 def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
-    assert apply_config(tiny, DataConfig(holdout=None, normalize="dataset")) is tiny
+    assert hold_out_and_normalize(tiny, DataConfig(holdout=None, normalize="dataset")) is tiny
     assert resolve_statistics("imagenet", 3) == IMAGENET
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from tests.support.samples import Made
+from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import AuditDataset, find_leftovers, find_running
 from vitmnist.data.randomness import read_samples
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
 ORDER: dict[str, Any] = {"batch_size": 4, "device": "cpu", "seed": 5}
@@ -73,6 +73,37 @@ class OwnNumbers:
         return self.numbers.random()
 
 
+class OwnGenerator(random.Random):
+    """A generator of a class that the framework does not know."""
+
+
+class InClass:
+    """Draws from a generator that an object of its class holds."""
+
+    numbers = OwnNumbers(of_class=False)
+
+    def __call__(self) -> float:
+        return self.numbers()
+
+
+class Decorated:
+    """Draws in a static method, or in a property."""
+
+    def __init__(self, is_static: bool) -> None:
+        self.is_static = is_static
+
+    def __call__(self) -> float:
+        return self.draw() if self.is_static else self.value
+
+    @staticmethod
+    def draw() -> float:
+        return float(NUMBERS.random())
+
+    @property
+    def value(self) -> float:
+        return float(NUMBERS.random())
+
+
 class Slots:
     """Draws in a method from a slot."""
 
@@ -109,6 +140,10 @@ def closure(numbers: Any) -> Callable[[], float]:
     )
 
 
+def keyword_default(*, numbers: np.random.Generator = np.random.default_rng(6)) -> float:  # noqa: B008
+    return float(numbers.random())
+
+
 DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "torch": (lambda: float(torch.rand(())), "torch"),
     "NumPy": (lambda: np.random.rand(), "NumPy"),  # noqa: PLW0108  # its owner would be the global generator
@@ -118,6 +153,12 @@ DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "slot": (Slots(), "a Generator of its own"),
     "global variable": (OtherMethod(of_module=False), "a Generator of its own"),
     "module": (OtherMethod(of_module=True), "a Generator of its own"),
+    "generator expression": (lambda: sum(NUMBERS.random() for _ in "a"), "a Generator of its own"),
+    "static method": (Decorated(is_static=True), "a Generator of its own"),
+    "property": (Decorated(is_static=False), "a Generator of its own"),
+    "object of the class": (InClass(), "a RandomState of its own"),
+    "keyword default": (keyword_default, "a Generator of its own"),
+    "subclass": (closure(OwnGenerator(1)), "a OwnGenerator of its own"),
     "closure": (closure(np.random.default_rng(1)), "a Generator of its own"),
     "torch's in a closure": (closure(torch.Generator()), "a Generator of its own"),
 }
@@ -158,3 +199,27 @@ def test_randomness_that_no_generator_shows_is_found_in_probes(size: int, every:
     message = rf"sample {index} is random \(it differs when it is read again\), and .*disk or"
     with pytest.raises(ConfigError, match=message):
         make_loader("ram", Made(make, size), **ORDER)
+
+
+class WithEpochs(Pairs):
+    """A dataset or a transform that changes with the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        WithEpochs(),
+        Subset(WithEpochs(), range(9)),
+        ConcatDataset([Pairs(), WithEpochs()]),
+        Made(WithEpochs().__getitem__),
+    ],
+    ids=["itself", "subset", "concatenation", "transform"],
+)
+@pytest.mark.parametrize("name", ["ram", "disk"])
+def test_a_dataset_that_changes_in_set_epoch_is_refused(name: str, data: Any) -> None:
+    """Workers keep a copy of the dataset, and other loaders its samples, so a call of `set_epoch` would do nothing."""
+    with pytest.raises(DataError, match="has set_epoch, so its samples change"):
+        make_loader(name, data, **ORDER)

@@ -27,7 +27,7 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
-from vitmnist.store.rows import Destination, Placement
+from vitmnist.store.rows import Placement, StoreOptions
 from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
 
 CPU = torch.device("cpu")
@@ -173,15 +173,15 @@ def test_the_selected_loader_is_open() -> None:
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []
-    materialize = TensorSet.materialize
+    store_all = TensorSet.store_all
 
-    def counted(data: TensorSet, destination: Destination) -> TensorSet:
-        copies.extend([destination] if data.is_mapped else [])
+    def counted(data: TensorSet, options: StoreOptions) -> TensorSet:
+        copies.extend([options] if data.is_mapped else [])
         # The memory suffices for one copy, and after it none is left.
         monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes - 1)
-        return materialize(data, destination)
+        return store_all(data, options)
 
-    monkeypatch.setattr(TensorSet, "materialize", counted)
+    monkeypatch.setattr(TensorSet, "store_all", counted)
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: MAPPED.nbytes)
     selection = chosen("ram", "prefetch", "gpu_slice", data=MAPPED)
     assert [timing.error for timing in selection.candidates] == [None] * 3
@@ -239,8 +239,8 @@ def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
 ) -> None:
     """A schedule may be a table with a factor for each step, and without one beyond the end of the run."""
 
-    def table(options: NoOptions, step: int, steps: int, steps_per_epoch: int) -> float:
-        return ([1.0] * steps)[step]
+    def table(options: NoOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+        return ([1.0] * total_steps)[step]
 
     monkeypatch.setitem(SCHEDULES.members, "constant", (NoOptions, table))
     succeed(*quick, "data/loader=auto", "epochs=1", *BRIEF)

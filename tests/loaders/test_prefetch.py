@@ -105,10 +105,11 @@ def prefetching() -> list[threading.Thread]:
 def test_leaving_a_source_that_blocks_takes_a_second_at_most(prefetch: PrefetchLoader) -> None:
     """The consumer continues although the thread cannot be ended."""
     assert becomes_true(lambda: not prefetching())
-    blocked = threading.Event()
-    prefetch.base.before_batch = {1: blocked.wait}
+    requested, blocked = threading.Event(), threading.Event()
+    prefetch.base.before_batch = {1: lambda: requested.set() or blocked.wait()}
     batches = prefetch.epoch(0)
     next(batches)
+    assert requested.wait(10)
     batches.close()
     assert len(prefetching()) == 1
     blocked.set()

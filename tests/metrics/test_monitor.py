@@ -72,7 +72,7 @@ def test_rank_0_decides_by_its_own_times(
     monkeypatch.setattr(World, "broadcast_object", of_rank_0)
     succeed(*quick, *HELD_OUT, "epochs=9", "monitor=epoch_s", "patience=2", "hydra.run.dir=run")
     assert [epoch["epoch_s"] for epoch in result_of(tmp_path / "run")["epochs"]] == [1, 2, 3]
-    assert len(storage.read(tmp_path / "run" / "checkpoints" / "best.pt")["epochs"]) == 1
+    assert len(storage.read_checkpoint_file(tmp_path / "run" / "checkpoints" / "best.pt")["epochs"]) == 1
 
 
 def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_path: Path, succeed: Printed) -> None:
@@ -80,7 +80,7 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
     output = succeed(*quick, *HELD_OUT, "optimizer.lr=0.05", "epochs=4", "monitor=loss", "hydra.run.dir=run")
     result = result_of(run)
     losses = [epoch["eval_loss"] for epoch in result["epochs"]]
-    best = storage.read(run / "checkpoints" / "best.pt")
+    best = storage.read_checkpoint_file(run / "checkpoints" / "best.pt")
     assert len(best["epochs"]) == losses.index(min(losses)) + 1
     assert (result["eval_split"], result["test"]["weights"]) == ("validation", "best")
     assert 0 <= result["test"]["test_acc"] <= 100

@@ -99,11 +99,13 @@ import os, subprocess, sys, time
 from vitmnist.runtime.signals import StopSignal
 if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, __file__, "child"])
-    time.sleep(1)  # The child has started, and this process ends.
+    while not os.path.exists("started"):
+        time.sleep(0.01)
 else:
     stop = StopSignal()
     stop.follow(os.getppid())
     print(stop.is_orphan, stop.vote)
+    open("started", "wb").close()
     while not stop.is_orphan:
         time.sleep(0.01)
     print(stop.vote, flush=True)
@@ -115,7 +117,7 @@ def test_a_process_sees_the_end_of_its_parent(windows: StartOnWindows, tmp_path:
     (tmp_path / "parent.py").write_text(ORPHAN)
     process = windows("parent.py")
     process.succeeded()
-    assert becomes_true(lambda: process.output == f"False 0\n{signal.SIGTERM + 1}\n"), process.output
+    assert becomes_true(lambda: process.output == f"False 0\n{signal.SIGTERM + 1}\n", seconds=60), process.output
 
 
 DECODED = """
@@ -152,10 +154,11 @@ from pathlib import Path
 import torch
 
 from vitmnist.runtime.files import write_atomic
-from vitmnist.store.cache_file import decode_once
+from vitmnist.store.cache_file import open_or_write_cache
 
 def decode(first):
-    return decode_once(Path("decoded"), "key", 5, lambda: [(torch.arange(first, first + 5),)], names=["images"])[0][0]
+    chunks = [(torch.arange(first, first + 5),)]
+    return open_or_write_cache(Path("decoded"), "key", 5, lambda: chunks, names=["images"])[0][0]
 
 mapped = decode(0)
 (path,) = Path("decoded").glob("*/images.npy")

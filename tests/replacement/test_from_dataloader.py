@@ -239,8 +239,8 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
 def test_later_replacements_find_the_file_by_its_fingerprint(
     transforms: list[Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, read_once = [], decoded_dataset.read_once
-    monkeypatch.setattr(decoded_dataset, "read_once", lambda *parts: decoded.append(1) or read_once(*parts))
+    decoded, read_in_chunks = [], decoded_dataset.read_in_chunks
+    monkeypatch.setattr(decoded_dataset, "read_in_chunks", lambda *parts: decoded.append(1) or read_in_chunks(*parts))
     stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
         dataset = Pictures(folder, Compose(transforms))

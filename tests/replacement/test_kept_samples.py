@@ -21,8 +21,8 @@ from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import randomness
 from vitmnist.errors import DataError
-from vitmnist.store import read_once
-from vitmnist.store.samples import IMAGE_MODES, collect_samples, encode_samples, write_samples
+from vitmnist.store import read_in_chunks
+from vitmnist.store.samples import IMAGE_MODES, encode_samples, keep_samples_in_file, keep_samples_in_memory
 from vitmnist.store.tree import find_difference, flatten_tree
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -223,9 +223,9 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
         structure = flatten_tree(sample)[1] if in_file else None
         chunks = [encode_samples([sample] * 3, structure), encode_samples([sample], structure)]
         if structure:
-            kept = write_samples(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
+            kept = keep_samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
         else:
-            kept = collect_samples(chunks, expected_nbytes=1)
+            kept = keep_samples_in_memory(chunks, expected_nbytes=1)
         for sample in (kept[1], kept[3], kept.load(2, as_views=True)):
             assert sample["label"] == 7
             if isinstance(value, np.ndarray):
@@ -237,13 +237,13 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
 def test_tensors_keep_their_strides_and_share_their_storage() -> None:
     table = torch.arange(100.0).view(10, 10)
     sample = {"rows": table[4:], "columns": table[:, 2:9], "spread": table[1].expand(3, 10), "again": table[4:]}
-    kept = collect_samples([encode_samples([sample], None)], 1)[0]
+    kept = keep_samples_in_memory([encode_samples([sample], None)], 1)[0]
     assert {name: tensor.stride() for name, tensor in kept.items()} == {name: t.stride() for name, t in sample.items()}
     kept["rows"].fill_(-1)
     assert kept["columns"][7].tolist() == [-1.0] * 7
     assert kept["again"][3].tolist() == [-1.0] * 10
     conjugate = {"conj": torch.tensor([1j]).conj(), "neg": torch.tensor([1j]).conj().imag}
-    kept = collect_samples([encode_samples([conjugate], None)], 1)[0]
+    kept = keep_samples_in_memory([encode_samples([conjugate], None)], 1)[0]
     assert kept["conj"].is_conj()
     assert kept["neg"].is_neg()
     assert find_difference(kept, conjugate) is None
@@ -286,7 +286,7 @@ def look_at_dataset(worker: int) -> None:
 def test_unforked_workers_which_see_the_dataset(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_once, "available_cores", lambda: 1)
+    monkeypatch.setattr(read_in_chunks, "available_cores", lambda: 1)
     for dataset, name in ((Pictures(folder, FLIP), "ram"), (Pairs(), "cache")):
         settings = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": look_at_dataset}
         unforked = DataLoader(dataset, 4, True, multiprocessing_context=method, **settings)

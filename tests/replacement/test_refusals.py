@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from torchvision import transforms as v1
 
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
@@ -52,6 +52,15 @@ def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
 
 
+def collate_with_seldom_noise(samples: list[tuple[Tensor, int]]) -> Tensor:
+    return torch.stack([add_noise_seldom(image) for image, _ in samples])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_function_that_is_random_for_a_single_sample_is_never_frozen(workers: int) -> None:
+    check_same(lambda: DataLoader(Pairs(250), 7, num_workers=workers, collate_fn=collate_with_seldom_noise))
+
+
 class Shuffled(DataLoader[Any]):
     def __iter__(self) -> Any:
         return reversed(list(super().__iter__()))
@@ -76,7 +85,10 @@ class WithEpochs(Pairs):
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
         (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
         ([1, 2], {}, r"must be a torch.utils.data.DataLoader, found list"),
-        (DataLoader(WithEpochs()), {}, r"^dataloader: its dataset has set_epoch, so its samples change; use"),
+        *(
+            (DataLoader(dataset), {}, r"^dataloader: its dataset has set_epoch, so its samples change; use")
+            for dataset in (WithEpochs(), Subset(WithEpochs(), range(9)), ConcatDataset([Pairs(), WithEpochs()]))
+        ),
         (Shuffled(Pairs()), {}, r"Shuffled iterates in its own way; give a plain DataLoader, such as"),
         (SimpleNamespace(loader=DataLoader(Pairs())), {}, r"found SimpleNamespace; give the DataLoader that"),
         (
@@ -95,6 +107,13 @@ def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, 
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
     with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
+
+
+@pytest.mark.parametrize("transforms", ["exact", "tensor"])
+def test_negative_indices_of_kept_samples_are_refused(transforms: str, folder: Path) -> None:
+    dataloader = DataLoader(Pictures(folder, FLIP), batch_sampler=[[0], [1, -2]])
+    with pytest.raises(DataError, match=r"the sampler gives -2; decoded samples have the indices 0 to \d"):
+        list(from_dataloader(dataloader, "ram", transforms=transforms))
 
 
 def test_a_dataloader_over_the_decoded_samples_needs_the_collate_function() -> None:

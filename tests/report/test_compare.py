@@ -14,6 +14,7 @@ from tests.support.records import DATASET, compared, epoch, run, the_only
 from vitmnist.report.summary import summarize_comparison
 from vitmnist.report.write import build_table, format_csv, format_markdown, format_text
 from vitmnist.timing.table import format_seconds
+from vitmnist.tracking.runs import read_run
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -67,6 +68,13 @@ def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     }
 
 
+def test_the_configured_and_the_resolved_device_are_two_columns(tmp_path: Path) -> None:
+    for index, (configured, resolved) in enumerate([("cpu", "cpu"), ("cuda", "cuda:0")]):
+        run(tmp_path / str(index), config={"device": configured}, device=resolved)
+    rows = build_table(the_only(tmp_path))
+    assert [(row["device"], row["resolved device"]) for row in rows] == [("cpu", "cpu"), ("cuda", "cuda:0")]
+
+
 def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:
     folder = REPOSITORY / "conf" / "trainer"
     plain, fast = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("plain", "fast"))
@@ -107,7 +115,14 @@ def test_a_run_whose_epochs_were_not_timed_is_not_compared(tmp_path: Path) -> No
     ram, disk = comparison.timed_rows
     ratio = comparison.ratio(disk, ram)
     assert ratio is not None
-    assert (len(ram.rounds), len(disk.rounds), ratio.blocks) == (2, 1, 1)
+    assert (len(ram.rounds), len(disk.rounds), ratio.num_pairs) == (2, 1, 1)
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_metric_without_a_value_in_the_selected_epoch_has_none(split: str, tmp_path: Path) -> None:
+    epochs = [epoch(1.0, eval_macro_f1=40.0, eval_acc=40.0), epoch(1.0, eval_macro_f1=None, eval_acc=50.0)]
+    record = read_run(run(tmp_path, epochs=epochs, eval_split=split))
+    assert (record.value_of("eval_acc"), record.value_of("eval_macro_f1")) == (50.0, None)
 
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_the_memory_of_one_gpu_is_not_that_of_another(monkeypatch: pytest.Monkey
     assert [measure_free_memory(device) for device in (first, second)] == [120, 1003]
     images = Mock(spec=torch.Tensor, device=first, nbytes=7, shape=(1,), __len__=lambda _: 1)
     on_first = TensorSet(images, torch.zeros(1))
-    assert on_first.bytes_to_load(first) == 0
-    assert on_first.bytes_to_load(second) == on_first.bytes_to_load(CPU) == on_first.nbytes > 0
+    assert on_first.nbytes_to_copy(first) == 0
+    assert on_first.nbytes_to_copy(second) == on_first.nbytes_to_copy(CPU) == on_first.nbytes > 0
 
 
 PAGE_FAULTS = """

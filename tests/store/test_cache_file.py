@@ -29,7 +29,7 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.memory import OutOfSpaceError
 from vitmnist.runtime.run_folder import InUseError, folder_lock
 from vitmnist.store import cache_file
-from vitmnist.store.rows import Destination, Placement
+from vitmnist.store.rows import Placement, StoreOptions
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
 CHECK_FINGERPRINT = DatasetSource._check_fingerprint
@@ -116,7 +116,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.M
         file.truncate(file.tell() + 10 * size)
     written = json.loads(path.with_name("cache.json").read_text())["crc32"]
     monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
-    tensors = DatasetSource(counted()).materialize(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).store_all(StoreOptions(Placement.FILE, folder=tmp_path, fingerprint="counted"))
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
 
@@ -132,7 +132,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
 
 
 def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
-    tensors = DatasetSource(counted()).materialize(Destination(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).store_all(StoreOptions(Placement.FILE, folder=tmp_path, fingerprint="counted"))
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
     assert np.array_equal(stored, tensors.images.numpy())
@@ -269,7 +269,7 @@ def test_processes_that_start_together_decode_once(tmp_path: Path) -> None:
 
     def decode() -> None:
         (tmp_path / f"ready{os.getpid()}").touch()
-        images, labels = cache_file.decode_once(tmp_path, "shared", 10_000, chunks)[0]
+        images, labels = cache_file.open_or_write_cache(tmp_path, "shared", 10_000, chunks)[0]
         assert len(images) == 10_000
         assert torch.equal(images[:, 0].long(), labels)
 
@@ -291,6 +291,6 @@ def test_threads_that_start_together_decode_once(tmp_path: Path, monkeypatch: py
 
     with ThreadPoolExecutor(3) as threads:
         folders = (tmp_path, Path(), tmp_path)
-        tensors = [threads.submit(cache_file.decode_once, folder, "shared", 5, chunks) for folder in folders]
+        tensors = [threads.submit(cache_file.open_or_write_cache, folder, "shared", 5, chunks) for folder in folders]
     assert all(torch.equal(future.result()[0][1], torch.arange(5)) for future in tensors)
     assert len(decoded) == 1

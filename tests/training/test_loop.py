@@ -3,14 +3,14 @@
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice, repeat
+from itertools import cycle, islice, repeat
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
@@ -35,32 +35,37 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01) -> TrainStep:
+def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(StepRunner(model, Preprocess(tiny.train), LOSS, batch_size=5), optimizer, lambda step: 1.0)
+    runner = StepRunner(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
+    return TrainStep(runner, optimizer, lambda step: 1.0)
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
     return EpochProgress(epoch, loader.sampler, CPU, log_every)
 
 
-class ShortLoader(Loader):
-    """Ends an epoch one batch early."""
+class MiscountingLoader(Loader):
+    """Delivers another number of batches than the epoch has."""
 
-    def __init__(self, base: Loader) -> None:
+    def __init__(self, base: Loader, num_batches: int) -> None:
         super().__init__(base.sampler)
-        self.base = base
+        self.base, self.num_batches = base, num_batches
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from islice(self.base.epoch(epoch, start), len(self) - 1)
+        yield from islice(cycle(self.base.epoch(epoch, start)), self.num_batches)
 
 
-def test_an_epoch_that_a_loader_ends_early_is_an_error(tiny: Dataset) -> None:
-    loader, model = ShortLoader(make_loader(tiny)), make_model()
-    with pytest.raises(DataError, match=r"^the loader delivered 4 of the 5 batches of an epoch$"):
-        train_epoch(make_step(model, tiny), loader, new_progress(loader))
-    with pytest.raises(DataError, match=r"^the loader delivered 4 of the 5 batches of an epoch$"):
+@pytest.mark.parametrize("augment", [None, Compose([{"name": "shift"}])], ids=["plain", "augmented"])
+@pytest.mark.parametrize(("num_batches", "delivered"), [(4, "4 of the 5"), (6, "more than the 5")])
+def test_an_epoch_with_too_few_or_too_many_batches_is_an_error(
+    tiny: Dataset, augment: Compose | None, num_batches: int, delivered: str
+) -> None:
+    loader, model = MiscountingLoader(make_loader(tiny), num_batches), make_model()
+    with pytest.raises(DataError, match=rf"^the loader delivered {delivered} batches of an epoch$"):
+        train_epoch(make_step(model, tiny, augment=augment), loader, new_progress(loader))
+    with pytest.raises(DataError, match=rf"^the loader delivered {delivered} batches of an epoch$"):
         evaluate(model, loader, Preprocess(tiny.train))
 
 

@@ -327,6 +327,6 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     longer.load_state_dict(copy.deepcopy(first.state_dict()) | {"ema": None})
     for step in (second, long, longer):
         train(step, batches, 1, first=1)
-    assert longer.max_lr == long.max_lr != second.max_lr
+    assert longer.current_lr == long.current_lr != second.current_lr
     check_same_weights(second.model, whole.model, tolerance=0)
     check_same_weights(second.eval_model, whole.eval_model, tolerance=0)

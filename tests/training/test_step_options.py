@@ -31,12 +31,12 @@ PLAIN_TRAINER = TrainerConfig(None, False, Precision.fp32, False, False)
 @pytest.mark.parametrize(
     ("device", "has_bf16", "typed", "setting", "expected"),
     [
-        (CPU, True, {}, {"images": 399_999}, StepOptions(2048, False, "bf16", True)),
-        (CPU, True, {}, {"images": 400_000}, StepOptions(2048, True, "bf16", True)),
+        (CPU, True, {}, {"num_images": 399_999}, StepOptions(2048, False, "bf16", True)),
+        (CPU, True, {}, {"num_images": 400_000}, StepOptions(2048, True, "bf16", True)),
         (CPU, True, {}, {"batch_size": 500}, StepOptions(500, False, "bf16", True)),
-        (CPU, False, {}, {"images": 4_000_000}, StepOptions(2048, True, "fp32", True)),
-        (CUDA, False, {}, {"images": 4_000_000}, StepOptions(None, False, "fp32", True, True)),
-        (CUDA, True, {}, {"images": 8_000_000}, StepOptions(None, False, "bf16", True, True)),
+        (CPU, False, {}, {"num_images": 4_000_000}, StepOptions(2048, True, "fp32", True)),
+        (CUDA, False, {}, {"num_images": 4_000_000}, StepOptions(None, False, "fp32", True, True)),
+        (CUDA, True, {}, {"num_images": 8_000_000}, StepOptions(None, False, "bf16", True, True)),
         (CUDA, True, {}, {"batch_size": 500, "ranks": 2}, StepOptions(None, False, "fp32", True)),
         (CUDA, True, {"graph": False}, {"batch_size": 500}, StepOptions(None, False, "fp32", True)),
         (CUDA, True, {"compile": True}, {"batch_size": 500}, StepOptions(None, True, "bf16", True)),
@@ -57,7 +57,7 @@ def test_fast_follows_static_rules(
 ) -> None:
     """CUDA captures a graph if possible. On CUDA, bf16 pays only in a graph or in compiled code."""
     monkeypatch.setattr(step_options, "_has_bf16", lambda device: has_bf16)
-    setting = {"batch_size": 5000, "images": 60_000, **setting}
+    setting = {"batch_size": 5000, "num_images": 60_000, **setting}
     resolved = resolve_step_options(replace(FAST, **typed), device, **setting)
     assert replace(resolved, reasons={}) == expected
     assert resolved.reasons.keys() == {"micro_batch", "compile", "precision", "fused", "graph"} - typed.keys()

@@ -86,7 +86,7 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.save(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -148,7 +148,7 @@ class CheckpointManager:
     def load_best_weights(self) -> str:
         """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
         best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
-        weights = self.world.broadcast_object(lambda: storage.read_weights(best)[1] if best.is_file() else None)
+        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1] if best.is_file() else None)
         if weights is None:
             return "final"
         with storage.as_damaged_error(best):
@@ -165,14 +165,14 @@ class CheckpointManager:
         write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
 
 
-def load_checkpoint(config: Config, folder: Path, world: World) -> Checkpoint | None:
+def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:
     """Load the checkpoint to resume from on every rank; only rank 0 reads the file. None if there is no checkpoint.
 
     Raises:
         ConfigError: a key that must not change differs, or the run has already started more epochs than configured.
         DataError: the checkpoint cannot be read.
     """
-    state = world.broadcast_object(lambda: storage.load(folder))
+    state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
     with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):

@@ -43,7 +43,7 @@ class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
+def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
@@ -68,20 +68,20 @@ def save(folder: Path, state: dict[str, Any], best: bool = False) -> None:
         raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
 
 
-def load(folder: Path) -> dict[str, Any] | None:
-    """Read the newest undamaged checkpoint of a run, on the CPU; None if there is none. Raises the errors of `read`."""
+def read_newest_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Read the newest undamaged checkpoint, on the CPU; None without one. Raises as `read_checkpoint_file` does."""
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
     if last.exists():
         try:
-            return read(last)
+            return read_checkpoint_file(last)
         except DamagedError as error:
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)
-    return read(previous) if previous.exists() else None
+    return read_checkpoint_file(previous) if previous.exists() else None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_checkpoint_file(path: Path) -> dict[str, Any]:
     """Read and verify a checkpoint; unpickling runs no code from it.
 
     Raises:
@@ -131,10 +131,10 @@ def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
     )
 
 
-def read_weights(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Read `model_info` and the weights from a file of this project; averaged weights take precedence."""
     if path.suffix == ".pt":
-        state = read(path)
+        state = read_checkpoint_file(path)
         return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
@@ -154,13 +154,13 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
         raise ConfigError(f"init={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
-        tensors = read_weights(path)[1] if is_run else _read_foreign(path)
+        tensors = read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise ValueError("some weights are not finite")
         return tensors
 
 
-def _read_foreign(path: Path) -> dict[str, torch.Tensor]:
+def _read_foreign_weights(path: Path) -> dict[str, torch.Tensor]:
     """Read the weights in a file of any program; in `.pt` and `.pth` files, they can be under `STATE_DICT_KEYS`."""
     if path.suffix == ".safetensors":
         return load_file(path)

@@ -73,7 +73,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
             f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
             "hydra.run.dir=FOLDER"
         )
-    value = run.quality(metric.name)
+    value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
     further = shlex.join([f"resume={path}", *changes])

@@ -148,7 +148,7 @@ class Job:
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
-            return read_run(folder).quality(find_objective(config).name)
+            return read_run(folder).value_of(find_objective(config).name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
                 # Without this, an idle process of joblib waits five minutes for further jobs.

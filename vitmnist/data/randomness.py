@@ -1,13 +1,14 @@
 """Seeds, captures and restores random generators, and detects samples that use them.
 
 A sample is random if each read advances a generator, or if a second read returns something else. The generators are
-the global ones of torch (CPU), NumPy and Python, and others in attributes, containers, closures and class attributes of
-datasets, transforms and collate functions, and in global variables and attributes of modules that their methods read.
-Other sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample
-is one of the few that are read twice and compared.
+the global ones of torch (CPU), NumPy and Python, and those that are reachable from a dataset, a transform or a collate
+function: through attributes, containers, class attributes, and the variables of methods and nested functions. In a
+module that a method names, only generators are searched for, not objects that hold one.
+
+Other sources go undetected unless the sample is one of the few that are read twice and compared. Examples are a
+`default_rng()` created for each sample, `secrets`, and a server.
 """
 
-import inspect
 import pickle
 import random
 import struct
@@ -17,12 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from vitmnist.errors import ConfigError
 from vitmnist.store.tree import find_difference
@@ -36,7 +37,7 @@ MAX_ELEMENTS = 1000
 MAX_SEARCHED = 20_000
 """Maximum number of objects to search for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in others, all methods."""
+"""In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in others, all attributes."""
 SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
@@ -75,8 +76,9 @@ class RandomState:
             self._global["CUDA"] = access
         self._generators = list(self._global.items())
         for instance in _find_reachable(roots):
-            if access_to := GENERATOR_TYPES.get(type(instance)):
-                self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
+            for kind, access_to in GENERATOR_TYPES.items():
+                if isinstance(instance, kind) and not isinstance(instance, random.SystemRandom):  # It has no state.
+                    self._generators.append((f"a {type(instance).__name__} of its own", access_to(instance)))
         self._states = self._read()
 
     def _read(self) -> list[object]:
@@ -186,6 +188,12 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
                 raise RandomSampleError(index, reason)
 
 
+def has_set_epoch(dataset: object) -> bool:
+    """Whether a dataset changes its samples in `set_epoch`: its own, or that of a nested dataset or a transform."""
+    parts = _find_reachable([dataset])
+    return any(hasattr(type(part), "set_epoch") and not isinstance(part, Sampler) for part in parts)
+
+
 def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
     reached: dict[int, Any] = {}
     waiting = deque(roots)
@@ -194,36 +202,57 @@ def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
         if isinstance(instance, LEAF_TYPES) or id(instance) in reached:
             continue
         reached[id(instance)] = instance
-        waiting.extend(_referents(instance))
+        waiting.extend(_parts_of(instance))
     return reached.values()
 
 
-def _referents(instance: object) -> Iterable[object]:
-    if isinstance(instance, list | tuple | set | frozenset | dict):
-        parts = instance.values() if isinstance(instance, dict) else instance
-        return parts if len(instance) <= MAX_ELEMENTS else ()
-    if isinstance(instance, partial):
-        return (instance.func, *instance.args, *instance.keywords.values())
-    if isinstance(instance, MethodType):
-        return (instance.__self__, instance.__func__)
-    if isinstance(instance, FunctionType):
-        try:
-            variables = inspect.getclosurevars(instance)
-        except ValueError:  # A variable of the enclosing function has no value yet.
+def _parts_of(instance: object) -> Iterable[object]:
+    """Return the objects that an object refers to, and from which it can make a sample."""
+    match instance:
+        case dict() | list() | tuple() | set() | frozenset() if len(instance) > MAX_ELEMENTS:
             return ()
-        values = (*variables.nonlocals.values(), *variables.globals.values(), *(instance.__defaults__ or ()))
-        modules = [value for value in values if isinstance(value, ModuleType)]
-        attributes = [vars(module).get(name) for module in modules for name in instance.__code__.co_names]
-        return (*values, *(part for part in attributes if type(part) in GENERATOR_TYPES))
+        case dict():
+            return instance.values()
+        case list() | tuple() | set() | frozenset():
+            return instance
+        case partial():
+            return instance.func, *instance.args, *instance.keywords.values()
+        case MethodType():
+            return instance.__self__, instance.__func__
+        case FunctionType():
+            return _parts_of_function(instance)
+    return _parts_of_object(instance)
+
+
+def _parts_of_function(function: FunctionType) -> list[object]:
+    """Return the variables and defaults that a function uses, and the generators in modules that it uses."""
+    names = list(_names_in(function.__code__))
+    parts = [function.__globals__[name] for name in names if name in function.__globals__]
+    # A variable of the enclosing function has no value yet if its cell equals an empty one.
+    parts += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    parts += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    modules = [part for part in parts if isinstance(part, ModuleType)]
+    attributes = [vars(module).get(name) for module in modules for name in names]
+    return parts + [part for part in attributes if isinstance(part, tuple(GENERATOR_TYPES))]
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """Yield the names of global variables and attributes in a function and in its lambdas and comprehensions."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
+
+
+def _parts_of_object(instance: object) -> list[object]:
+    """Return the attributes of an object, and those of its class that can take part in making a sample."""
     parts = list(getattr(instance, "__dict__", {}).values())
     for kind in type(instance).__mro__:
         is_library = kind.__module__.partition(".")[0] in LIBRARIES
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
-            elif type(part) in GENERATOR_TYPES or (
-                type(part) is FunctionType and (name in SAMPLE_METHODS or not is_library)
-            ):
+            elif not is_library or name in SAMPLE_METHODS or isinstance(part, tuple(GENERATOR_TYPES)):
                 parts.append(part)
     return parts
 

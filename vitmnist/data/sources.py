@@ -20,6 +20,7 @@ from vitmnist.data.images import to_tensor
 from vitmnist.data.randomness import (
     RandomSampleError,
     choose_probes,
+    has_set_epoch,
     preserved_random_state,
     read_probes,
     read_sample,
@@ -27,8 +28,8 @@ from vitmnist.data.randomness import (
     refuse_random_samples,
 )
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.store.read_once import MapStyleDataset, count_reading_workers, read_once
-from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
+from vitmnist.store.read_in_chunks import MapStyleDataset, count_reading_workers, read_in_chunks
+from vitmnist.store.rows import Placement, StoreOptions, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK_SIZE = 1024
@@ -46,7 +47,7 @@ class SampleSource(ABC):
         """Read the samples at these indices, int64 `[B]`: images and labels, or a batch of any structure."""
 
     @abstractmethod
-    def materialize(self, destination: Destination) -> TensorSet:
+    def store_all(self, options: StoreOptions) -> TensorSet:
         """Store all samples as tensors in host memory or in a file.
 
         Raises:
@@ -57,7 +58,7 @@ class SampleSource(ABC):
         """
 
     @abstractmethod
-    def bytes_to_load(self, device: torch.device) -> int:
+    def nbytes_to_copy(self, device: torch.device) -> int:
         """Return the bytes that a copy of all samples would allocate on a device; 0 if they are already there."""
 
 
@@ -105,17 +106,17 @@ class TensorSet(SampleSource):
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
 
-    def bytes_to_load(self, device: torch.device) -> int:
+    def nbytes_to_copy(self, device: torch.device) -> int:
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
         return 0 if is_loaded and not self.is_mapped else self.nbytes
 
-    def materialize(self, destination: Destination) -> TensorSet:
-        if destination.placement is Placement.HOST:
+    def store_all(self, options: StoreOptions) -> TensorSet:
+        if options.placement is Placement.HOST:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        images, _ = store_rows(self._chunks, len(self), replace(destination, fingerprint=_identify_tensor(self.images)))
+        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=_identify_tensor(self.images)))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -170,8 +171,8 @@ class DatasetSource(SampleSource):
         """Yield all samples in order, for storing. They must have the same shapes and dtypes."""
         expected, count = None, 0
         workers = count_reading_workers(self.dataset)
-        sample_nbytes = self.bytes_to_load(torch.device("cpu")) / len(self) if workers and len(self) else 0
-        for chunk in read_once(self.dataset, self._read_fixed, sample_nbytes, workers):
+        sample_nbytes = self.nbytes_to_copy(torch.device("cpu")) / len(self) if workers and len(self) else 0
+        for chunk in read_in_chunks(self.dataset, self._read_fixed, sample_nbytes, workers):
             signature = [f"{part.dtype} {list(part.shape[1:])}" for part in chunk]
             expected = expected or signature
             if signature != expected:
@@ -196,15 +197,15 @@ class DatasetSource(SampleSource):
                 "disk, or augment batches on the device (data/augment)"
             ) from error
 
-    def bytes_to_load(self, device: torch.device) -> int:
+    def nbytes_to_copy(self, device: torch.device) -> int:
         """Return an estimate from the first sample."""
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
-    def materialize(self, destination: Destination) -> TensorSet:
-        contents = destination.fingerprint and f"{destination.fingerprint}, {len(self)} samples"
-        images, labels = store_rows(self._chunks, len(self), replace(destination, fingerprint=contents))
-        stored = TensorSet(images, labels, is_mapped=destination.placement is Placement.FILE)
-        if destination.fingerprint:
+    def store_all(self, options: StoreOptions) -> TensorSet:
+        contents = options.fingerprint and f"{options.fingerprint}, {len(self)} samples"
+        images, labels = store_rows(self._chunks, len(self), replace(options, fingerprint=contents))
+        stored = TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
+        if options.fingerprint:
             self._check_fingerprint(stored)
         return stored
 
@@ -237,6 +238,8 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
             "__getitem__ and __len__); of a dataset with several splits, give one"
         )
+    if has_set_epoch(data):
+        raise DataError("the dataset or a part of it has set_epoch, so its samples change; use a DataLoader of torch")
     return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
 
 

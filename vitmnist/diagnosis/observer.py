@@ -114,7 +114,7 @@ class Observer:
 
     def _iterate(self, loader: DataLoader[object], original_iter: Callable[..., Iterator[object]]) -> Iterator[object]:
         """Begin a pass over a loader. Record it unless it is internal."""
-        from vitmnist.store.read_once import ChunkDataset  # Imports torch.
+        from vitmnist.store.read_in_chunks import ChunkDataset  # Imports torch.
 
         is_internal = isinstance(loader.dataset, ChunkDataset)
         if self.is_active and not is_internal:

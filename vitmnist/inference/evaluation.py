@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitmnist.config import parse_key
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
-from vitmnist.data.datasets.base import Dataset, Split, apply_config, build_dataset
+from vitmnist.data.datasets.base import Dataset, Split, build_dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.recorded_config import load_recorded_config
@@ -112,7 +112,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
                 f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    dataset = apply_config(build_dataset(data.dataset, data.root), data)
+    dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in PATHS if key in trained_data.dataset}
     if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:
         recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}

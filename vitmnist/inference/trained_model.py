@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights
+from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.data.images import ImageReader, Pixels, to_tensor
 from vitmnist.data.randomness import preserved_random_state
@@ -202,7 +202,7 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
     chosen, folder = choose_device(str(device)), expand_home(str(run))
     path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):
-        info, tensors = read_weights(path)
+        info, tensors = read_weights_file(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = ([*map(float, info[key])] for key in ("mean", "std"))
         size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])

@@ -87,17 +87,17 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    decoded_set: SampleSource | None = None
+    host_samples: SampleSource | None = None
     with Benchmark() as benchmark:
         for name, placement in _loaders_to_try(options, data).items():
             # If memory already holds the samples, a file is not needed.
-            if options.candidates or placement is not Placement.FILE or decoded_set is None:
+            if options.candidates or placement is not Placement.FILE or host_samples is None:
                 in_memory = placement in (Placement.HOST, Placement.DEVICE)
-                source = decoded_set if decoded_set and in_memory else data
+                source = host_samples if host_samples and in_memory else data
                 values = options.candidate_values(name)
                 build = partial(_build_candidate, values, source, sampler, device, placement, make_candidate)
                 candidate = benchmark.add(name, build)
-                decoded_set = decoded_set or getattr(candidate.loader, "decoded_set", None)
+                host_samples = host_samples or getattr(candidate.loader, "host_samples", None)
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}

@@ -41,7 +41,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     placement: Placement = Placement.ON_DEMAND
     """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
-    decoded_set: TensorSet | None = None
+    host_samples: TensorSet | None = None
     """All samples, if the loader has decoded them into host memory; `auto` builds other loaders from them."""
     batches_ahead: int = 0
     """Maximum number of batches prepared ahead of the consumer."""
@@ -122,6 +122,6 @@ def get_placement(name: str, data: SampleSource) -> Placement | None:
 def check_memory(name: str, placement: Placement, data: SampleSource, device: torch.device, advice: str = "") -> None:
     """Raise `OutOfSpaceError` unless a loader's memory has room for all samples; `advice` ends the message."""
     if placement is Placement.HOST:
-        check_fits(name, data.bytes_to_load(CPU), CPU, advice)
+        check_fits(name, data.nbytes_to_copy(CPU), CPU, advice)
     elif placement is Placement.DEVICE:
-        check_fits(name, data.bytes_to_load(device) + INDEX_NBYTES * len(data), device, advice)
+        check_fits(name, data.nbytes_to_copy(device) + INDEX_NBYTES * len(data), device, advice)

@@ -14,7 +14,7 @@ from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.runtime.files import expand_home
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Destination, Placement, as_contiguous_rows, gather_rows
+from vitmnist.store.rows import Placement, StoreOptions, as_contiguous_rows, gather_rows
 
 
 class HostLoader(Loader):
@@ -77,8 +77,8 @@ class RamLoader(HostLoader):
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         check_memory("ram", self.placement, data, device, advice="; try data/loader=cache or disk")
-        self.decoded_set = data.materialize(Destination(Placement.HOST))
-        super().__init__(self.decoded_set, sampler, device)
+        self.host_samples = data.store_all(StoreOptions(Placement.HOST))
+        super().__init__(self.host_samples, sampler, device)
 
 
 @dataclass
@@ -99,8 +99,8 @@ class CacheLoader(HostLoader):
     placement = Placement.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        destination = Destination(Placement.FILE, folder=expand_home(options.folder), fingerprint=options.fingerprint)
-        super().__init__(data.materialize(destination), sampler, device)
+        in_file = StoreOptions(Placement.FILE, expand_home(options.folder), options.fingerprint)
+        super().__init__(data.store_all(in_file), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -116,7 +116,7 @@ class GpuSliceLoader(Loader):
         super().__init__(sampler)
         check_memory("gpu_slice", self.placement, data, device, advice="; try data/loader=ram, cache or disk")
         if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
-            data = data.materialize(Destination(Placement.HOST))
+            data = data.store_all(StoreOptions(Placement.HOST))
         self.tensors = tuple(map(create_queue(device).to_device, data.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:

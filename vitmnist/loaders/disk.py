@@ -28,7 +28,7 @@ from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
 from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.signals import ignore_stop_signals
-from vitmnist.store.read_once import identity
+from vitmnist.store.read_in_chunks import return_unchanged
 from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_batch_tensors
 
@@ -36,7 +36,7 @@ DEFAULT_WORKERS = 2
 """The number of workers for `num_workers=auto`."""
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row for a thread to fill."""
-BatchKey = tuple[int, NDArray[np.int64]]
+BatchRequest = tuple[int, NDArray[np.int64]]
 """The epoch and the indices of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
 
 
@@ -132,8 +132,8 @@ class WorkerLoader(Loader):
         except IndexError:  # A check beforehand would race with other threads.
             dataloader = self._build_dataloader()
         workers = dataloader.num_workers
-        keys = cast(list[BatchKey], dataloader.sampler)
-        keys[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
+        requests = cast(list[BatchRequest], dataloader.sampler)
+        requests[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
         iterator = iter(dataloader)
         try:
             for batch in iterator:
@@ -164,10 +164,10 @@ class WorkerLoader(Loader):
             workers = 1  # Samples would use the random generators of the training loop from this thread.
         return data.DataLoader(
             self.reader,
-            sampler=[],  # `batches` fills it with the keys of an epoch.
+            sampler=[],  # `batches` fills it with the requests of an epoch.
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
-            collate_fn=identity,
+            collate_fn=return_unchanged,
             pin_memory=self.queue.is_async,
             prefetch_factor=self.options.prefetch_factor if workers else None,
             persistent_workers=workers > 0,
@@ -179,7 +179,7 @@ class WorkerLoader(Loader):
 
 
 class BatchReader(data.Dataset[Any]):
-    """A dataset whose samples are whole batches, read by their key (epoch, indices)."""
+    """A dataset whose samples are whole batches, read by request."""
 
     def __init__(self, source: SampleSource) -> None:
         self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset can be random.
@@ -187,8 +187,8 @@ class BatchReader(data.Dataset[Any]):
             source.check_on_host()
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
 
-    def __getitem__(self, key: BatchKey) -> object:
-        epoch, indices = key
+    def __getitem__(self, request: BatchRequest) -> object:
+        epoch, indices = request
         try:
             return self.source.read(torch.from_numpy(indices), epoch)
         except UserError as error:

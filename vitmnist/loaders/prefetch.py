@@ -44,7 +44,7 @@ class PrefetchLoader(Loader):
         super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
-        self.decoded_set = self.base.decoded_set
+        self.host_samples = self.base.host_samples
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread holds one more batch.
         self.queue = create_queue(device)
         self.stream = self.queue.new_stream()

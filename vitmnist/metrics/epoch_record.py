@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.epoch_table import EpochMetric
+from vitmnist.metrics.epoch_table import MetricRow
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
@@ -23,34 +23,31 @@ def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
             raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
 
 
-def select_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
+def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:
     """Return the epochs since the last start; earlier epochs may have used another loader or machine."""
     starts = [index for index, epoch in enumerate(epochs) if epoch.get("first_of_start")]
     return epochs[max(starts, default=0) :]
 
 
-def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
-    """Summarise a metric of a run by its `over_epochs`; None if it was not measured.
+def summarize(epochs: Sequence[EpochRecord], metric: MetricRow) -> float | None:
+    """Return the median or maximum of a metric over the epochs since the last start; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
-    if metric.over_epochs != "last":
-        epochs = select_last_start(epochs)
-    if metric.over_epochs == "median":
+    epochs = epochs_since_last_start(epochs)
+    if metric.summary == "median":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values:
         return None
-    if metric.over_epochs == "last":
-        return float(values[-1])
-    return float(max(values) if metric.over_epochs == "max" else median(values))
+    return float(max(values) if metric.summary == "max" else median(values))
 
 
 @dataclass(frozen=True)
 class Monitor:
     """The metric that chooses the best epoch; training stops after `patience` epochs in a row without a better one."""
 
-    metric: EpochMetric
+    metric: MetricRow
     patience: int | None = None
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:

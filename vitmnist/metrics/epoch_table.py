@@ -16,16 +16,16 @@ from vitmnist.metrics import METRICS, Metric, get_batch_metrics
 
 
 @dataclass(frozen=True)
-class EpochMetric(Metric):
+class MetricRow(Metric):
     """A metric in the record of an epoch.
 
     Args:
         name: the key in the record.
-        over_epochs: how the report summarises the epochs of a run.
+        summary: how the report summarises the epochs of a run; `selected` takes the best epoch (`Run.value_of`).
     """
 
     name: str = field(kw_only=True)
-    over_epochs: Literal["median", "max", "last"] = "median"
+    summary: Literal["median", "max", "selected"] = "median"
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -35,28 +35,28 @@ class EpochMetric(Metric):
 
 
 TIMES = (
-    EPOCH_S := EpochMetric("s", "time/epoch_s", "epoch, s", name="epoch_s"),
-    TRAIN_S := EpochMetric("s", "time/train_s", "training, s", name="train_s"),
-    EVAL_S := EpochMetric("s", "time/eval_s", name="eval_s"),
-    SAVE_S := EpochMetric("s", "time/save_s", "saving, s", name="save_s"),
-    FIRST_BATCH_S := EpochMetric("s", "time/first_batch_s", "first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := EpochMetric("s", "time/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := EpochMetric("%", "time/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
-    COMPUTE_S := EpochMetric("s", "time/compute_s", name="compute_s"),
-    HOST_LEAD_S := EpochMetric("s", "time/host_lead_s", name="host_lead_s"),
+    EPOCH_S := MetricRow("s", "time/epoch_s", "epoch, s", name="epoch_s"),
+    TRAIN_S := MetricRow("s", "time/train_s", "training, s", name="train_s"),
+    EVAL_S := MetricRow("s", "time/eval_s", name="eval_s"),
+    SAVE_S := MetricRow("s", "time/save_s", "saving, s", name="save_s"),
+    FIRST_BATCH_S := MetricRow("s", "time/first_batch_s", "first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := MetricRow("s", "time/data_wait_s", "waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := MetricRow("%", "time/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
+    COMPUTE_S := MetricRow("s", "time/compute_s", name="compute_s"),
+    HOST_LEAD_S := MetricRow("s", "time/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := EpochMetric("images/s", "throughput/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := EpochMetric("MiB", "memory/host_mib", "host, MiB", 0, name="host_peak_mib", over_epochs="max"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "memory/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", over_epochs="max"),
+    IMAGES_PER_S := MetricRow("images/s", "throughput/images_per_s", "images/s", 0, "max", name="images_per_s"),
+    HOST_PEAK_MIB := MetricRow("MiB", "memory/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
+    GPU_PEAK_MIB := MetricRow("MiB", "memory/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
 )
 """Throughput and memory."""
 
 
-def build_epoch_table() -> dict[str, EpochMetric]:
+def build_epoch_table() -> dict[str, MetricRow]:
     """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
@@ -81,13 +81,13 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     return by_name
 
 
-def _row(split: str, name: str, metric: Metric) -> EpochMetric:
+def _row(split: str, name: str, metric: Metric) -> MetricRow:
     """Return the row of a registered metric, or of the loss, for a split."""
     fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
-    return EpochMetric(name=f"{split}_{name}", over_epochs="last", **fields)
+    return MetricRow(name=f"{split}_{name}", summary="selected", **fields)
 
 
-def find_metric(name: str, key: str) -> EpochMetric:
+def find_metric(name: str, key: str) -> MetricRow:
     """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
 
     Raises:
@@ -99,7 +99,7 @@ def find_metric(name: str, key: str) -> EpochMetric:
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
 
 
-def find_objective(config: Config | DictConfig) -> EpochMetric:
+def find_objective(config: Config | DictConfig) -> MetricRow:
     """Return the metric that a search optimises: `sweep.objective`, else `monitor`. Raises `ConfigError` if unknown."""
     name = config.sweep.objective
     return find_metric(config.monitor, "monitor") if name is None else find_metric(name, "sweep.objective")

@@ -14,7 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.randomness import preserved_random_state, seed_generators
+from vitmnist.data.randomness import has_set_epoch, preserved_random_state, seed_generators
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.store.tree import find_difference
 
@@ -41,7 +41,7 @@ def check_replaceable(dataloader: object) -> None:
         reason = f"{kind} iterates in its own way; give a plain DataLoader, such as the one that a framework wraps"
     elif isinstance(dataloader.dataset, IterableDataset):
         reason = "its dataset is an IterableDataset, whose samples have no index; use the DataLoader as it is"
-    elif hasattr(dataloader.dataset, "set_epoch"):
+    elif has_set_epoch(dataloader.dataset):
         reason = "its dataset has set_epoch, so its samples change; use the DataLoader as it is"
     elif dataloader.batch_sampler is None:
         reason = "batch_size=None: its dataset makes whole batches, which cannot be divided into samples"
@@ -93,18 +93,11 @@ def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], in
         raise NotRowsError(str(error)) from error
 
 
-def fetch_batch(dataset: Any, collate: Callable[[list[Any]], object], indices: Sequence[int]) -> object:
-    """Read and collate samples as a `DataLoader` does.
-
-    Raises:
-        DataError: a sample cannot be read.
-        NotRowsError: the collate function fails.
-    """
+def fetch_samples(dataset: Any, indices: Sequence[int]) -> Any:
+    """Read the samples of a batch as a `DataLoader` does."""
     if hasattr(dataset, "__getitems__"):
-        samples = dataset.__getitems__(list(indices))
-    else:
-        samples = [fetch_sample(dataset.__getitem__, index) for index in indices]
-    return collate_batch(collate, samples, indices)
+        return dataset.__getitems__(list(indices))
+    return [fetch_sample(dataset.__getitem__, index) for index in indices]
 
 
 def check_same_batches(
@@ -127,11 +120,12 @@ def check_same_batches(
         for dataloader in (replacement, original):
             with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
                 seed_generators(0, 0, 0)
-                batches.append(fetch_batch(dataloader.dataset, dataloader.collate_fn, indices))
+                samples = fetch_samples(dataloader.dataset, indices)
+                batches.append(collate_batch(dataloader.collate_fn, samples, indices))
         if difference := find_difference(*batches):
-            samples = ", ".join(map(str, indices[:3]))
+            names = ", ".join(map(str, indices[:3]))
             raise DataError(
-                f"{difference} of samples {samples}, … differs from the DataLoader's: fingerprint= does not fit, or "
+                f"{difference} of samples {names}, … differs from the DataLoader's: fingerprint= does not fit, or "
                 "samples depend on what was read before, or they draw from a generator that cannot be detected (such "
                 "as default_rng() in each call); keep no state between samples, move the random step into the "
                 "attribute transform of the dataset, or use the DataLoader as it is"

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import refuse_random_samples
+from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.replacement.dataloader_tools import NotRowsError, fetch_batch, fetch_sample
+from vitmnist.replacement.dataloader_tools import NotRowsError, collate_batch, fetch_sample, fetch_samples
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import check_fits
-from vitmnist.store.read_once import MapStyleDataset, WrappedDataset, count_reading_workers, read_once
-from vitmnist.store.rows import Destination, Placement, gather_rows, store_rows
-from vitmnist.store.samples import EncodedSamples, collect_samples, encode_samples, write_samples
+from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
+from vitmnist.store.rows import Placement, StoreOptions, gather_rows, store_rows
+from vitmnist.store.samples import EncodedSamples, encode_samples, keep_samples_in_file, keep_samples_in_memory
 from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
@@ -170,7 +170,7 @@ class EagerDataLoader(DecodedDataLoader):
         return chain([*islice(batches, 1)], batches)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: Destination) -> RowTensors:
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors:
     """Decode all samples of a dataset into rows of tensors.
 
     Args:
@@ -185,15 +185,18 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, destination: D
     size = len(dataset)
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     chunks = partial(_read_all, dataloader, read, example.sample_nbytes)
-    if destination.placement is not Placement.FILE:
+    if options.placement is not Placement.FILE:
         check_fits("ram", example.sample_nbytes * size, torch.device("cpu"))
-    contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples, {example.signature}"
+    contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(destination, fingerprint=contents), files), example.structure)
+    return RowTensors(store_rows(chunks, size, replace(options, fingerprint=contents), files), example.structure)
 
 
 def decode_samples(
-    dataloader: DataLoader[Any], decode: Callable[[int], object], examples: Sequence[object], destination: Destination
+    dataloader: DataLoader[Any],
+    decode: Callable[[int], object],
+    examples: Sequence[object],
+    options: StoreOptions,
 ) -> EncodedSamples:
     """Decode all samples of a dataset into objects of any structure.
 
@@ -206,13 +209,13 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if destination.placement is Placement.FILE else None
+    structure = flatten_tree(examples[0])[1] if options.placement is Placement.FILE else None
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = destination.fingerprint and f"{destination.fingerprint}, {size} samples of {structure}"
-        return write_samples(chunks, size, structure, destination.folder, contents)
-    return collect_samples(chunks(), int(sample_nbytes * size))
+        contents = options.fingerprint and f"{options.fingerprint}, {size} samples of {structure}"
+        return keep_samples_in_file(chunks, size, structure, options.folder, contents)
+    return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
@@ -220,15 +223,25 @@ def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sampl
     dataset: Any = dataloader.dataset
     workers = count_reading_workers(dataset, dataloader.num_workers)
     context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
-    return read_once(dataset, read, sample_nbytes, workers, context, worker_init_fn)
+    return read_in_chunks(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 
 
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
-    """Decode samples into rows. Raises `RandomSampleError` if a sample is random."""
+    """Decode samples into rows.
+
+    Raises:
+        RandomSampleError: a sample is random.
+        NotRowsError: collating the samples is random, or does not result in rows as in `example`.
+    """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
-        rows = RowTensors.from_batch(fetch_batch(dataset, collate, indices), len(indices))
+        samples = fetch_samples(dataset, indices)
+    collate_once = partial(collate_batch, collate, samples, indices)
+    batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
+    if reason:
+        raise NotRowsError(f"collating is random: {reason}")
+    rows = RowTensors.from_batch(batch, len(indices))
     if (rows.structure, rows.signature) != (example.structure, example.signature):
         contents, other_contents = ", ".join(example.signature), ", ".join(rows.signature)
         raise NotRowsError(f"a batch has {other_contents} per sample, and another batch {contents}")

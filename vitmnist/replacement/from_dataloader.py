@@ -45,8 +45,8 @@ from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.read_once import identity
-from vitmnist.store.rows import Destination, Placement
+from vitmnist.store.read_in_chunks import return_unchanged
+from vitmnist.store.rows import Placement, StoreOptions
 from vitmnist.store.tree import copy_tree
 
 PLACEMENTS = {"ram": Placement.HOST, "cache": Placement.FILE}
@@ -68,7 +68,7 @@ def from_dataloader(
 
     It has the arguments of the original, so Accelerate and Lightning shard it in the same way. Its `dataset` is a
     `DecodedDataset`. It has workers only if the order or random transforms depend on them, because gathering a batch
-    takes less time than receiving it from a worker. Negative indices of a sampler are an error. A replacement is
+    takes less time than receiving it from a worker. A sampler must not yield negative indices. A replacement is
     returned unchanged.
 
     If samples are random, the transforms of the dataset are split at the first random transform. The transforms before
@@ -106,15 +106,15 @@ def from_dataloader(
         return dataloader
     if choose_device("auto").type == "cpu":
         keep_freed_memory()
-    make_destination = partial(Destination, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    make_store_options = partial(StoreOptions, folder=Path(folder).expanduser(), fingerprint=fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, make_destination(PLACEMENTS[loader]), to_tensors)
+        return _replace(dataloader, make_store_options(PLACEMENTS[loader]), to_tensors)
     try:
         try:
-            return _replace(dataloader, make_destination(Placement.HOST), to_tensors)
+            return _replace(dataloader, make_store_options(Placement.HOST), to_tensors)
         except OutOfSpaceError:
-            return _replace(dataloader, make_destination(Placement.FILE), to_tensors)
+            return _replace(dataloader, make_store_options(Placement.FILE), to_tensors)
     except UserError as error:
         if to_tensors:
             raise
@@ -122,11 +122,11 @@ def from_dataloader(
         return dataloader
 
 
-def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples in `destination`. Raises the errors of `from_dataloader`."""
+def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
+    """Build a replacement that keeps its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
-    name = LOADER_NAMES[destination.placement]
+    name = LOADER_NAMES[options.placement]
     probes = choose_probes(len(dataset))
     build_random = partial(_build_random, to_tensors=to_tensors)
     build: Callable[..., DataLoader[Any]] = _build_deterministic
@@ -134,7 +134,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
         while True:
             try:
                 with preserved_random_state(dataset, dataloader.collate_fn):
-                    return build(dataloader, destination, probes)
+                    return build(dataloader, options, probes)
             except RandomSampleError as error:
                 if build is build_random and error.index in probes:
                     raise ConfigError(
@@ -151,9 +151,7 @@ def _replace(dataloader: DataLoader[Any], destination: Destination, to_tensors: 
         raise DataError(f"{name}: {format_error(error)}") from error
 
 
-def _build_deterministic(
-    dataloader: DataLoader[Any], destination: Destination, probes: Sequence[int]
-) -> DataLoader[Any]:
+def _build_deterministic(dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int]) -> DataLoader[Any]:
     """Build a replacement that keeps rows of tensors or, if batches have no rows, single samples.
 
     Args:
@@ -169,12 +167,12 @@ def _build_deterministic(
     batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
     with suppress(NotRowsError):
         if not reason:
-            return _build_gathered(dataloader, destination, RowTensors.from_batch(batch, len(first)))
+            return _build_gathered(dataloader, options, RowTensors.from_batch(batch, len(first)))
     transforms = list_transforms(dataset)
-    return _build_per_sample(dataloader, destination, samples, dataset.__getitem__, identity, transforms)
+    return _build_per_sample(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
 
 
-def _build_gathered(dataloader: DataLoader[Any], destination: Destination, example: RowTensors) -> DataLoader[Any]:
+def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement that gathers batches from rows of tensors.
 
     Args:
@@ -186,7 +184,7 @@ def _build_gathered(dataloader: DataLoader[Any], destination: Destination, examp
     dataset: Any = dataloader.dataset
     keeps_workers = order_depends_on_workers(dataloader)
     guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
-    rows = decode_rows(dataloader, example, destination)
+    rows = decode_rows(dataloader, example, options)
     replacement = rebuild(
         dataloader,
         EagerDataLoader if dataloader.num_workers and not keeps_workers else DecodedDataLoader,
@@ -197,13 +195,13 @@ def _build_gathered(dataloader: DataLoader[Any], destination: Destination, examp
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
-        raise error if destination.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
+        raise error if options.fingerprint else NotRowsError(f"rows depend on the batch: {error}") from error
     guard.accept_current_state()
     return replacement
 
 
 def _build_random(
-    dataloader: DataLoader[Any], destination: Destination, probes: Sequence[int], to_tensors: bool
+    dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], to_tensors: bool
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in workers, or to tensors in threads.
 
@@ -218,15 +216,13 @@ def _build_random(
         for transforms in split.random_transforms:
             build_tensor_pipeline(transforms)
     deterministic = chain.from_iterable(split.deterministic_transforms)
-    exact = _build_per_sample(
-        dataloader, destination, split.decoded_probes, split.decode, split.transform, deterministic
-    )
+    exact = _build_per_sample(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
     return _apply_to_tensors(exact, split) if to_tensors else exact
 
 
 def _build_per_sample(
     dataloader: DataLoader[Any],
-    destination: Destination,
+    options: StoreOptions,
     examples: Sequence[object],
     decode: Callable[[int], object],
     transform: Transform,
@@ -235,7 +231,7 @@ def _build_per_sample(
     """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
     guard = TransformGuard(dataset, deterministic)
-    samples = decode_samples(dataloader, decode, examples, destination)
+    samples = decode_samples(dataloader, decode, examples, options)
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, samples, transform))
     check_same_batches(dataloader, replacement)
     guard.accept_current_state()

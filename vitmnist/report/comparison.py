@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import is_ignored_in_comparison, is_under, keys_where
-from vitmnist.metrics.epoch_record import summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
+from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -76,7 +75,7 @@ class ReportRow:
         timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            quality = self.quality(name) if metric.over_epochs == "last" else None
+            quality = self.quality(name) if metric.summary == "selected" else None
             spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
         spreads[TEST_ACC] = self.quality(TEST_ACC)
         return spreads
@@ -89,7 +88,7 @@ class ReportRow:
     def quality_by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with equal seeds are not independent, so only the first counts."""
         completed = [run for run in reversed(self.runs) if run.result.status == "completed"]
-        return {run.seeds: value for run in completed if (value := run.quality(name)) is not None}
+        return {run.seeds: value for run in completed if (value := run.value_of(name)) is not None}
 
     def quality(self, name: str) -> Spread | None:
         return _spread(self.quality_by_seed(name).values())
@@ -150,7 +149,7 @@ class Comparison:
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
-    def metric(self) -> EpochMetric:
+    def metric(self) -> MetricRow:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
@@ -209,18 +208,27 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
 def _comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     facts_by_run = [_facts(run) for run in runs]
-    facts_by_title = {title: text for facts in facts_by_run for title, text in facts.items()}
-    recorded_facts = [facts for facts in facts_by_run if facts]
-    varied_facts = [title for title in facts_by_title if len({facts.get(title) for facts in recorded_facts}) > 1]
-    titles = {key: key for key in _varied_keys(configs)}
-    titles |= {key: key.removesuffix(".name").replace(".", "/") for key in titles if key.endswith(".name")}
+    varied_keys, varied_facts = _varied_keys(configs), _varied_facts(facts_by_run)
     rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
-        values = {title: config[key] for key, title in titles.items() if key in config}
+        values = {_column_title(key): config[key] for key in varied_keys if key in config}
         values |= {title: facts[title] for title in varied_facts if title in facts}
         rows.setdefault(repr(values), ReportRow(values, [])).runs.append(run)
-    shared_facts = {title: text for title, text in facts_by_title.items() if title not in varied_facts}
-    return Comparison([*titles.values(), *varied_facts], list(rows.values()), shared_facts)
+    columns = [*map(_column_title, varied_keys), *varied_facts]
+    shared_facts = {title: text for facts in facts_by_run for title, text in facts.items() if title not in varied_facts}
+    return Comparison(columns, list(rows.values()), shared_facts)
+
+
+def _column_title(key: str) -> str:
+    """Return the title of a key's column: the override that chooses a member, such as `data/loader`, or the key."""
+    group = key.removesuffix(".name")
+    return key if group == key else group.replace(".", "/")
+
+
+def _varied_facts(facts_by_run: Iterable[Mapping[str, str]]) -> list[str]:
+    recorded = [facts for facts in facts_by_run if facts]  # Skip runs without a recorded environment.
+    titles = dict.fromkeys(title for facts in recorded for title in facts)
+    return [title for title in titles if len({facts.get(title) for facts in recorded}) > 1]
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
@@ -264,7 +272,8 @@ def _facts(run: Run) -> dict[str, str]:
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,
-        "device": run.result.device,
+        # The key `device` has a column too if it varies.
+        "resolved device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
         DATA_CHECKSUM: dataset.get("folds_of") or dataset.get("sha256"),
@@ -283,10 +292,8 @@ def format_fact(value: object) -> str:
     return str(value)
 
 
-def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
-    is_quality = metric.over_epochs == "last"
-    values = [run.quality(metric.name) if is_quality else summarize(run.result.epochs, metric) for run in runs]
-    return [value for value in values if value is not None]
+def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
+    return [value for run in runs if (value := run.value_of(metric.name)) is not None]
 
 
 def _spread(values: Collection[float]) -> Spread | None:

@@ -25,13 +25,13 @@ class Difference:
     """The difference or the ratio of the values of two configurations.
 
     Args:
-        mean: the mean over the blocks that both configurations have; the geometric mean, for a ratio.
-        blocks: the number of these blocks.
-        low, high: the simultaneous 95% interval; None with fewer than three blocks.
+        mean: the mean over the rounds or seeds that both configurations have; the geometric mean, for a ratio.
+        num_pairs: the number of these rounds or seeds.
+        low, high: the simultaneous 95% interval; None with fewer than three pairs.
     """
 
     mean: float
-    blocks: int
+    num_pairs: int
     low: float | None = None
     high: float | None = None
 
@@ -42,20 +42,20 @@ class Difference:
 
     def __str__(self) -> str:
         if self.low is None:
-            return f"{self.mean:.2f} ({'single round' if self.blocks == 1 else f'{self.blocks} rounds'})"
+            return f"{self.mean:.2f} ({'single round' if self.num_pairs == 1 else f'{self.num_pairs} rounds'})"
         remark = "" if self.is_clear else ", within noise"
         return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
 
 
 class PairwiseComparison(Generic[T]):
-    """The differences of all pairs of configurations, over the blocks that both have: rounds, or seeds.
+    """The differences of all pairs of configurations, over the rounds or seeds that both have.
 
-    Paired t-intervals with Bonferroni correction. Three blocks give a poor estimate of the variance, so it is pooled
+    Paired t-intervals with Bonferroni correction. Three rounds give a poor estimate of the variance, so it is pooled
     over the pairs sharing a configuration, or over all pairs if that is larger. A noisy configuration thus widens its
     own intervals.
 
     Args:
-        values: the values of each configuration by block.
+        values: the values of each configuration by round or seed.
         as_ratios: compare the logarithms of the values, and return ratios.
     """
 
@@ -63,8 +63,8 @@ class PairwiseComparison(Generic[T]):
         transform: Callable[[float], float] = math.log if as_ratios else float
         self._inverse: Callable[[float], float] = math.exp if as_ratios else float
         self._values: dict[T, dict[str, float]] = {}
-        for configuration, by_block in values.items():
-            self._values[configuration] = {block: transform(value) for block, value in by_block.items()}
+        for configuration, by_round in values.items():
+            self._values[configuration] = {name: transform(value) for name, value in by_round.items()}
         # Sums of squares and degrees of freedom, over the pairs with each configuration and over all pairs (key None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
@@ -75,13 +75,13 @@ class PairwiseComparison(Generic[T]):
                 self._squares[name] += (len(deltas) - 1) * variance(deltas)
                 self._freedoms[name] += len(deltas) - 1
         self._level = 1 - ERROR_RATE / 2 / max(len(pairs), 1)
-        # The residual degrees of freedom of a two-way layout: configurations by blocks.
+        # The residual degrees of freedom of a two-way layout: configurations by rounds.
         compared = {configuration for pair in pairs for configuration in pair}
-        blocks = [block for configuration in compared for block in values[configuration]]
-        self._residual_freedom = len(blocks) - len(set(blocks)) - len(compared) + 1
+        rounds = [name for configuration in compared for name in values[configuration]]
+        self._residual_freedom = len(rounds) - len(set(rounds)) - len(compared) + 1
 
     def compare(self, first: T, second: T) -> Difference | None:
-        """Compare two configurations; None if they are the same or have no block in common."""
+        """Compare two configurations; None if they are the same or have no round or seed in common."""
         deltas = self._deltas(first, second)
         if first == second or not deltas:
             return None
@@ -97,7 +97,7 @@ class PairwiseComparison(Generic[T]):
 
     def _deltas(self, first: T, second: T) -> list[float]:
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
-        return [value - subtrahends[block] for block, value in minuends.items() if block in subtrahends]
+        return [value - subtrahends[name] for name, value in minuends.items() if name in subtrahends]
 
 
 def format_spread(spread: Spread) -> str:

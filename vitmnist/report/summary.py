@@ -6,7 +6,7 @@ A sentence spells out the overrides of at most one configuration; the table has 
 from collections.abc import Sequence
 from statistics import median
 
-from vitmnist.metrics.epoch_table import EpochMetric
+from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
 from vitmnist.report.statistics import PairwiseComparison, format_spread
 from vitmnist.timing.table import format_seconds
@@ -21,7 +21,7 @@ def summarize_comparison(comparison: Comparison) -> list[str]:
     return [sentence for sentence in [summarize_quality(comparison), *summarize_times(comparison)] if sentence]
 
 
-def format_quality(metric: EpochMetric, value: float) -> str:
+def format_quality(metric: MetricRow, value: float) -> str:
     digits = 4 if metric.digits is None else metric.digits
     return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
 

@@ -48,7 +48,7 @@ CacheEntry = tuple[tuple[Tensor, ...], dict[str, Any]]
 """The mapped tensors of a cache, and the caller's metadata."""
 
 
-def decode_once(
+def open_or_write_cache(
     folder: Path,
     fingerprint: str | None,
     size: int,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitmnist.errors import DataError
 from vitmnist.runtime.background_map import map_slices
-from vitmnist.store.cache_file import Chunks, decode_once
+from vitmnist.store.cache_file import Chunks, open_or_write_cache
 
 LARGE_PIXELS = 96 * 96
 """Images with at least this many pixels are processed one by one, with their channels last in memory."""
@@ -22,13 +22,13 @@ class Placement(Enum):
     HOST = "host memory"
     DEVICE = "device memory"
     FILE = "a file"
-    ON_DEMAND = "nowhere"
+    ON_DEMAND = "its source"
     """Every epoch reads the samples from their source."""
 
 
 @dataclass(frozen=True)
-class Destination:
-    """Where to store decoded samples.
+class StoreOptions:
+    """Where to store decoded samples, and how later processes find them.
 
     Args:
         folder: the folder for the files of `Placement.FILE`.
@@ -41,11 +41,11 @@ class Destination:
 
 
 def store_rows(
-    chunks: Callable[[], Chunks], size: int, destination: Destination, names: Sequence[str] = ("images", "labels")
+    chunks: Callable[[], Chunks], size: int, options: StoreOptions, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
-    """Store the tensors of all samples; `chunks`, `size` and `names` are as in `decode_once`."""
-    if destination.placement is Placement.FILE:
-        mapped, _ = decode_once(destination.folder, destination.fingerprint, size, chunks, names=names)
+    """Store the tensors of all samples; `chunks`, `size` and `names` are as in `open_or_write_cache`."""
+    if options.placement is Placement.FILE:
+        mapped, _ = open_or_write_cache(options.folder, options.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()
     filled = 0

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import check_fits
-from vitmnist.store.cache_file import decode_once
+from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
@@ -43,7 +43,7 @@ MAX_STORAGE_RATIO = 2
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """Samples as bytes: pickled, or as `encode_without_pickle` encodes samples of one structure for a file.
+    """Samples as bytes: pickled, or as `encode_as_json_and_bytes` encodes samples of one structure for a file.
 
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
@@ -65,12 +65,14 @@ class EncodedSamples:
 
     def load(self, index: int, as_views: bool = False) -> Any:
         """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
+        if index < 0:  # The original might not count from the end.
+            raise DataError(f"the sampler gives {index}; decoded samples have the indices 0 to {len(self) - 1}")
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
         if self.structure is None:
-            return unpickle_sample(content, load_image, as_views)
-        return decode_without_pickle(content, self.structure, load_image, as_views)
+            return decode_pickle(content, load_image, as_views)
+        return decode_json_and_bytes(content, self.structure, load_image, as_views)
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +87,7 @@ def encode_samples(samples: Iterable[object], structure: TreeStructure | None = 
     """
     content, spans = bytearray(), []
     for sample in samples:
-        parts = encode_without_pickle(sample, structure) if structure else pickle_sample(sample)
+        parts = encode_as_json_and_bytes(sample, structure) if structure else encode_as_pickle(sample)
         start = len(content)
         for part in parts:
             content += part
@@ -93,7 +95,7 @@ def encode_samples(samples: Iterable[object], structure: TreeStructure | None = 
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
 
 
-def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
+def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
     """Collect the samples of chunks of one block each; raises `OutOfSpaceError` if there is too little memory."""
     blocks: list[Tensor] = []
     spans: list[Tensor] = []
@@ -107,14 +109,14 @@ def collect_samples(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> E
     return EncodedSamples(blocks, torch.cat(spans), None)
 
 
-def write_samples(
+def keep_samples_in_file(
     chunks: Callable[[], Iterable[EncodedSamples]],
     size: int,
     structure: TreeStructure,
     folder: Path,
     fingerprint: str | None,
 ) -> EncodedSamples:
-    """Write chunks of samples from `encode_samples` into a cache; see `decode_once`."""
+    """Write chunks of samples from `encode_samples` into a cache; see `open_or_write_cache`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
@@ -122,11 +124,11 @@ def write_samples(
             yield chunk.blocks[0], chunk.spans + torch.tensor([0, filled, filled])
             filled += len(chunk.blocks[0])
 
-    (content, spans), _ = decode_once(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
+    (content, spans), _ = open_or_write_cache(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
     return EncodedSamples([content], spans, structure)
 
 
-def pickle_sample(sample: object) -> list[Buffer]:
+def encode_as_pickle(sample: object) -> list[Buffer]:
     """Pickle a sample into consecutive parts of its bytes.
 
     Tensors keep their strides. Tensors that share a storage still share it, unless they use less than half of it.
@@ -145,7 +147,7 @@ def pickle_sample(sample: object) -> list[Buffer]:
     return _pack(pickler.head.getvalue(), pickler.buffers)
 
 
-def unpickle_sample(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
+def decode_pickle(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
     """Load a sample. Its tensors and arrays are copies; with `as_views`, they can be views of `content`."""
     head, *buffers = _unpack(content)
     return _SampleUnpickler(head, buffers, load_image, as_views).load()
@@ -208,7 +210,7 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def encode_without_pickle(sample: object, structure: TreeStructure) -> list[Buffer]:
+def encode_as_json_and_bytes(sample: object, structure: TreeStructure) -> list[Buffer]:
     """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
 
     Raises:
@@ -235,10 +237,10 @@ def encode_without_pickle(sample: object, structure: TreeStructure) -> list[Buff
     return _pack(json.dumps(descriptions).encode(), buffers)
 
 
-def decode_without_pickle(
+def decode_json_and_bytes(
     content: memoryview, structure: TreeStructure, load_image: LoadImage, as_views: bool = False
 ) -> object:
-    """Decode a sample from `encode_without_pickle`; its arguments are as in `unpickle_sample`."""
+    """Decode a sample from `encode_as_json_and_bytes`; its arguments are as in `decode_pickle`."""
     head, *buffers = _unpack(content)
     remaining = iter(buffers)
     leaves = []

@@ -157,7 +157,7 @@ def _is_equal(actual: Any, expected: object, compared: Compared) -> bool:
     if isinstance(expected, Tensor) and expected.layout == actual.layout == torch.strided:
         is_equal = _tensor_content(actual) == _tensor_content(expected)
         return is_equal and not find_difference(_attributes(actual), _attributes(expected), compared=compared)
-    return not find_difference(_parts(actual), _parts(expected), compared=compared)
+    return not find_difference(_pickled_state(actual), _pickled_state(expected), compared=compared)
 
 
 def _tensor_content(tensor: Tensor) -> tuple[object, ...]:
@@ -181,7 +181,7 @@ def _without_ids(trace: object) -> object:
     return list(map(_without_ids, trace)) if isinstance(trace, list) else trace
 
 
-def _parts(value: object) -> object:
+def _pickled_state(value: object) -> object:
     """Return the state that `pickle` would store, or the qualified name of an object that cannot be pickled."""
     try:
         parts = value.__reduce_ex__(4)

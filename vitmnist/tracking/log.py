@@ -7,8 +7,8 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, select_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S, EpochMetric
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
+from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S, MetricRow
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.result import Result
@@ -42,7 +42,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
-def log_epoch(record: EpochRecord, epochs: int, monitored: EpochMetric) -> None:
+def log_epoch(record: EpochRecord, epochs: int, monitored: MetricRow) -> None:
     """Log one line, with the monitored metric; the log counts epochs from 1, the records from 0."""
     line = EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs})
     if monitored.name not in EPOCH_LINE:
@@ -72,7 +72,7 @@ def log_bottleneck(result: Result, batches: int) -> None:
     waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
     if waiting_pct is None:
         return
-    steps = len(select_last_start(result.epochs)) * batches
+    steps = len(epochs_since_last_start(result.epochs)) * batches
     has_graph = bool((result.trainer or {}).get("graph"))
     bottleneck = Bottleneck.of(waiting_pct, steps, _host_lead(result, batches, has_graph))
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""

@@ -12,8 +12,8 @@ from typing import Any
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.metrics.epoch_record import Monitor, select_last_start, summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table, find_metric
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
+from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG_FILE, Result
@@ -47,9 +47,10 @@ class Run:
     @property
     def is_timed(self) -> bool:
         """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
-        if self.result.status != "completed" or self.overlapping or len(select_last_start(self.result.epochs)) < 2:
+        epochs = self.result.epochs
+        if self.result.status != "completed" or self.overlapping or len(epochs_since_last_start(epochs)) < 2:
             return False
-        return summarize(self.result.epochs, EPOCH_S) is not None
+        return summarize(epochs, EPOCH_S) is not None
 
     def overlaps(self, other: Run) -> bool:
         """Whether another run was active at the same time."""
@@ -66,33 +67,40 @@ class Run:
         remarks = {
             "resumed": self.result.resumed,
             "overlapping": self.overlapping,
-            "first epoch only": len(select_last_start(self.result.epochs)) < 2,
+            "first epoch only": len(epochs_since_last_start(self.result.epochs)) < 2,
             f"monitor={self.config.get('monitor')} is not registered": self.monitored_metric is None,
         }
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     @cached_property
-    def monitored_metric(self) -> EpochMetric | None:
+    def monitored_metric(self) -> MetricRow | None:
         """The metric that `monitor` names; None if no installed package registers it."""
         with suppress(ConfigError):
             return find_metric(str(self.config.get("monitor", "eval_acc")), "monitor")
         return None
 
-    def quality(self, name: str) -> float | None:
-        """A metric after the best epoch if a validation split chose that epoch, else after the last epoch.
+    def value_of(self, name: str) -> float | None:
+        """The value of a metric of an epoch, or of the test split (such as `test_acc`); None if it is not recorded.
 
-        None if the best epoch is unknown, because the monitored metric is not registered. A name such as `test_acc`
-        refers to the test split, which is evaluated once at the end.
+        Times and memory are summarised over the epochs. Quality is the value of the selected epoch: the best one on the
+        validation split, or without such a split the last one.
         """
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
-        epochs = self.result.epochs
+        metric = build_epoch_table()[name]
+        if metric.summary == "selected":
+            return self._selected_epoch.get(name)
+        return summarize(self.result.epochs, metric)
+
+    @property
+    def _selected_epoch(self) -> EpochRecord:
+        """The record of the selected epoch; empty without epochs, or if the monitored metric is not registered."""
+        epochs, best = self.result.epochs, None
         if self.result.eval_split == "validation":
             if self.monitored_metric is None:
-                return None
+                return {}
             best = Monitor(self.monitored_metric).best_epoch(epochs)
-            epochs = epochs if best is None else epochs[: best + 1]
-        return summarize(epochs, build_epoch_table()[name])
+        return epochs[-1 if best is None else best] if epochs else {}
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""A batch on its device, and its division into microbatches."""
+"""The batches of an epoch, and the division of a batch into microbatches."""
 
 from __future__ import annotations
 
@@ -8,8 +8,27 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitmnist.errors import DataError
+from vitmnist.loaders.base import LoadedBatch, Loader
+
 IGNORED = -100
 """The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds neither loss nor gradient."""
+
+
+def enumerate_batches(loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[int, LoadedBatch]]:
+    """Yield each batch of an epoch from batch `start` on, with its index.
+
+    Raises:
+        DataError: the loader delivers fewer or more batches than the epoch has.
+    """
+    delivered = start
+    for batch in loader.epoch(epoch, start):
+        if delivered == len(loader):
+            raise DataError(f"the loader delivered more than the {len(loader)} batches of an epoch")
+        yield delivered, batch
+        delivered += 1
+    if delivered < len(loader):
+        raise DataError(f"the loader delivered {delivered} of the {len(loader)} batches of an epoch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,14 +38,14 @@ class Batch:
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
         labels: int64 `[B]`; padding has the label `IGNORED`.
-        size: images in the global batch.
+        global_size: images in the global batch.
         keys: int64 `[B]`, the random keys of the augmentation; None without augmentation and after mixing.
         targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
     """
 
     images: Tensor
     labels: Tensor
-    size: int
+    global_size: int
     keys: Tensor | None = None
     targets: Tensor | None = None
 
@@ -46,10 +65,10 @@ class Batch:
         images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
         labels = F.pad(self.labels, [0, missing], value=IGNORED)
         keys = None if self.keys is None else F.pad(self.keys, [0, missing])
-        return Batch(images, labels, self.size, keys)
+        return Batch(images, labels, self.global_size, keys)
 
     def microbatches(self, length: int) -> Iterator[Batch]:
         """Yield consecutive microbatches of at most `length` images, as views."""
         for start in range(0, len(self), length):
             rows = slice(start, start + length)
-            yield Batch(size=self.size, **{name: tensor[rows] for name, tensor in self.tensors().items()})
+            yield Batch(global_size=self.global_size, **{name: tensor[rows] for name, tensor in self.tensors().items()})

@@ -17,6 +17,7 @@ from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
 from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.training.batch import enumerate_batches
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
 
@@ -32,7 +33,7 @@ def train_epoch(
     """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
-        DataError: the loader delivers too few batches.
+        DataError: the loader delivers too few or too many batches.
         TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
@@ -45,7 +46,6 @@ def train_epoch(
         timer.begin("other")
         after_step(timer)
     timer.stop()
-    metrics.check_complete()
     if skipped_steps := step.pop_skipped_steps():
         log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
@@ -68,7 +68,7 @@ def evaluate(
         split: the prefix of the metrics, such as `SPLIT_loss`. `SPLIT_s` is the time of the evaluation in seconds.
 
     Raises:
-        DataError: the loader delivers too few batches.
+        DataError: the loader delivers too few or too many batches.
     """
     model.eval()
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
@@ -79,9 +79,9 @@ def evaluate(
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode():
-        for images, labels in timer.waiting(loader.epoch(0)):
+        for index, (images, labels) in timer.waiting(enumerate_batches(loader, epoch=0)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
-            count, size = sampler.num_rank_images(metrics.num_batches), sampler.num_images(metrics.num_batches)
+            count, size = sampler.num_rank_images(index), sampler.num_images(index)
             logits, targets = model(preprocess(images))[:count], labels[:count]
             cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
             sums = {name: compute(logits, targets) for name, compute in functions.items()}
@@ -90,7 +90,6 @@ def evaluate(
             timer.begin("other")
             after_step(timer)
     timer.stop()
-    metrics.check_complete()
     seconds = timer.seconds()
     saving = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)

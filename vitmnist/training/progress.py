@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, TrainingError
+from vitmnist.errors import TrainingError
 from vitmnist.metrics import METRICS, epoch_table, get_batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -40,14 +40,14 @@ class EpochProgress:
         self._lrs: list[float] = []
         """The learning rate of each step of the epoch."""
         self._gradient_norms: dict[int, Tensor | float] = {}
-        """The gradient norm of each logged step, by step of the epoch. It stays on the device until it is read."""
+        """Maps a logged step of the epoch to its gradient norm, which stays on the device until read."""
         self._seconds_before_resume: dict[str, float] = {}
         """The seconds spent on this epoch before the run was resumed."""
 
     def record_step(self, train_step: TrainStep) -> None:
         """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
         index = self.metrics.num_batches
-        self._lrs.append(train_step.max_lr)
+        self._lrs.append(train_step.current_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in train_step.model.parameters() if parameter.grad is not None]
             self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
@@ -137,11 +137,6 @@ class MetricAccumulator:
             values[self.num_batches] = sums[name]
         self.num_batches += 1
 
-    def check_complete(self) -> None:
-        """Raise `DataError` if the loader has delivered fewer batches than the epoch has."""
-        if self.num_batches < len(self._sampler):
-            raise DataError(f"the loader delivered {self.num_batches} of the {len(self._sampler)} batches of an epoch")
-
     @property
     def batch_sizes(self) -> list[int]:
         """The number of images of each batch so far, over all ranks."""
@@ -165,7 +160,7 @@ class MetricAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""
         sums = {name: self._world.all_reduce_sum(values.clone()).cpu() for name, values in self._sums.items()}
-        return {"steps": self.num_batches, "sums": sums}
+        return {"steps": self.num_batches, "sums": sums}  # The checkpoint format calls the number of batches `steps`.
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks; raises `KeyError` for a new metric."""

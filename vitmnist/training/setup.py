@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, apply_config, build_dataset
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.models import MODELS
@@ -45,7 +45,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
-    dataset = apply_config(dataset, config.data)
+    dataset = hold_out_and_normalize(dataset, config.data)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:

@@ -19,7 +19,7 @@ from vitmnist.errors import first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.batch import IGNORED, Batch, enumerate_batches
 from vitmnist.training.step_options import StepOptions
 from vitmnist.training.step_runner import StepRunner, Sums
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class TrainStep:
     """Trains a model on one batch at a time.
 
-    With any options, the gradient is the float32 gradient of the mean loss over the batch, up to rounding (summation
+    Whatever the options, the gradient equals the float32 gradient of the batch's mean loss up to rounding (summation
     order, lower-precision products). For the articles' transformer, the difference is below 1e-5 of the gradient's norm
     with microbatches and compiled code, and below 2% with bf16 (`tests/training/test_step.py`). This does not hold for
     models whose output is random, or depends on the whole batch (batch normalisation).
@@ -78,7 +78,7 @@ class TrainStep:
         return self.ema.model if self.ema else self.model
 
     @property
-    def max_lr(self) -> float:
+    def current_lr(self) -> float:
         """The learning rate of the latest step; the highest if `lr_scale` sets several."""
         return max(float(group["lr"]) for group in self.optimizer.param_groups)
 
@@ -89,24 +89,24 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch from batch `start` on, for `__call__`."""
+        """Yield the batches of an epoch from batch `start` on, for `__call__`; raises as `enumerate_batches` does."""
         sampler = loader.sampler
         # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
-        batches = zip(loader.epoch(epoch, start), self.preprocess.keys(sampler, epoch, start), strict=False)
+        all_keys = self.preprocess.keys(sampler, epoch, start)
 
         def generate() -> Generator[Batch, None, None]:
-            for index, ((images, loaded), keys) in enumerate(batches, start):
+            for (index, (images, loaded)), keys in zip(enumerate_batches(loader, epoch, start), all_keys, strict=False):
                 # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, sampler.num_images(index), keys)
 
         return generate()
 
-    def __call__(self, batch: Batch, on_gradients: Callable[[TrainStep], object] = lambda step: None) -> Sums:
+    def __call__(self, batch: Batch, before_clipping: Callable[[TrainStep], object] = lambda step: None) -> Sums:
         """Train on a batch, without waiting for the device.
 
         Args:
-            on_gradients: called once the gradients are complete.
+            before_clipping: called with the complete gradients, before they are clipped.
 
         Returns:
             The sums over this rank's images. `loss` is divided by the size of the global batch; its sum over the ranks
@@ -117,7 +117,7 @@ class TrainStep:
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
         self._unscale_gradients()
-        on_gradients(self)  # Run this before clipping and Nesterov SGD, which modify the gradients in place.
+        before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self._clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._scaler.step(self.optimizer)
@@ -137,7 +137,7 @@ class TrainStep:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
             with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.matmul_precision():
                 outputs = self.runner(micro)
-                loss = outputs["loss"] / batch.size
+                loss = outputs["loss"] / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
             for name, value in (outputs | {"loss": loss.detach()}).items():

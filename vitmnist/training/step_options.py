@@ -63,13 +63,13 @@ class StepOptions:
 
 
 def resolve_step_options(
-    config: TrainerConfig, device: torch.device, batch_size: int, images: int, ranks: int = 1
+    config: TrainerConfig, device: torch.device, batch_size: int, num_images: int, ranks: int = 1
 ) -> StepOptions:
     """Replace each `auto` by a value that suits the device.
 
     Args:
         batch_size: images per batch of one rank.
-        images: training images of the whole run, over all epochs.
+        num_images: training images of the whole run, over all epochs.
 
     Raises:
         ConfigError: `trainer.graph=true` where no graph is possible, or a precision that the device lacks.
@@ -83,11 +83,13 @@ def resolve_step_options(
     if device.type == "cuda":
         choices |= _choose_for_cuda(config, device, has_graph=not obstacle and config.graph is not False)
     else:
-        choices |= _choose_for_cpu(config, device, batch_size, images)
-    values = {**vars(config), "precision": config.precision.value}
-    reasons = {key: reason for key, (_, reason) in choices.items() if values[key] == "auto"}
-    resolved = {key: value if key in reasons else values[key] for key, (value, _) in choices.items()}
-    return StepOptions(**resolved, reasons=reasons)
+        choices |= _choose_for_cpu(config, device, batch_size, num_images)
+    values = {key: getattr(config, key) for key in choices} | {"precision": config.precision.value}
+    reasons = {}
+    for key, (value, reason) in choices.items():
+        if values[key] == "auto":
+            values[key], reasons[key] = value, reason
+    return StepOptions(**values, reasons=reasons)
 
 
 def _check_precision(config: TrainerConfig, device: torch.device) -> None:
@@ -117,16 +119,16 @@ def _find_graph_obstacle(config: TrainerConfig, device: torch.device, batch_size
     return obstacle
 
 
-def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, images: int) -> AutoChoices:
+def _choose_for_cpu(config: TrainerConfig, device: torch.device, batch_size: int, num_images: int) -> AutoChoices:
     has_bf16 = _has_bf16(device)
     precision = Precision.bf16 if has_bf16 else Precision.fp32
     compile_from = COMPILE_FROM_IMAGES[precision if config.precision == Precision.auto else config.precision]
     return {
         "precision": (precision.value, f"the processor {'has' if has_bf16 else 'lacks'} {BF16_UNITS}"),
-        "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"at most {CPU_MICRO_BATCH:,} images stay in the cache"),
+        "micro_batch": (min(batch_size, CPU_MICRO_BATCH), f"above {CPU_MICRO_BATCH:,} images, MNIST trains slower"),
         "compile": (
-            images >= compile_from,
-            f"the run trains on {images:,} images, and compiling pays from {compile_from:,} on",
+            num_images >= compile_from,
+            f"the run trains on {num_images:,} images, and compiling pays from {compile_from:,} on",
         ),
     }
 

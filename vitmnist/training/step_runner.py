@@ -94,7 +94,7 @@ class StepRunner:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether the output for an image depends on its batch: a batch normalisation is in training mode."""
+        """Whether a batch normalisation is in training mode, so that an image's output depends on its batch."""
         return any(isinstance(module, BATCH_NORMS) and module.training for module in self.model.modules())
 
     def microbatches(self, batch: Batch) -> list[Batch]:
@@ -138,7 +138,7 @@ class StepRunner:
         # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
         with self._eager_for_short_batches(len(batch) == self.batch_size):
             images, targets = self.mix_batch(batch.images, batch.labels, batch.keys)
-        return Batch(images, batch.labels, batch.size, targets=targets)
+        return Batch(images, batch.labels, batch.global_size, targets=targets)
 
     def _eager_for_short_batches(self, is_full: bool) -> AbstractContextManager[object]:
         must_be_eager = self.short_batches == "eager" and not is_full

@@ -20,9 +20,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-import filelock
-import psutil
-
 PACKAGES = ("vitmnist", "hydra_plugins")
 MISSING_MODULES = ("fcntl", "pwd", "termios", "resource")
 MISSING_FOLDERS = ("/proc", "/sys")
@@ -138,29 +135,12 @@ def _open_descriptor(path: Any, *arguments: Any, **options: Any) -> int:
     return os.open(path, *arguments, **options)
 
 
-class _Process(psutil.Process):
-    def memory_info(self) -> types.SimpleNamespace:
-        return types.SimpleNamespace(rss=super().memory_info().rss, peak_wset=2**30)
-
-
-class _FileLock(filelock.FileLock):
-    """Removes the file of the lock, as on Windows."""
-
-    def release(self, force: bool = False) -> None:
-        is_held = self.is_locked
-        super().release(force)
-        if is_held:
-            os.unlink(self.lock_file)
-
-
 _COPIES = {
     "os": _without(
         os, "fork", "sched_getaffinity", "killpg", getppid=lambda: _parent, name="nt", open=_open_descriptor
     ),
-    "filelock": _without(filelock, FileLock=_FileLock),
     "ctypes": _without(ctypes, CDLL=_load_library),
     "mmap": _without(mmap, "MAP_PRIVATE", "MAP_NORESERVE"),
-    "psutil": _without(psutil, Process=_Process),
     # Linux has no Ctrl-Break, so another signal stands for it. It ends a process that does not handle it, too.
     "signal": _without(signal, "SIGHUP", "SIGUSR1", "SIGKILL", "pthread_sigmask", "setitimer", SIGBREAK=signal.SIGUSR2),
 }
@@ -184,3 +164,25 @@ _spawn = multiprocessing.get_context("spawn")
 multiprocessing.context._concrete_contexts = {"spawn": _spawn}  # type: ignore[attr-defined]
 multiprocessing.context._default_context._default_context = _spawn  # type: ignore[attr-defined]
 multiprocessing.get_all_start_methods = lambda: ["spawn"]  # type: ignore[assignment]
+
+# These modules import pathlib, which keeps the function that opens files in Python 3.10.
+import filelock  # noqa: E402
+import psutil  # noqa: E402
+
+
+class _FileLock(filelock.FileLock):
+    """Removes the file of the lock, as on Windows."""
+
+    def release(self, force: bool = False) -> None:
+        is_held = self.is_locked
+        super().release(force)
+        if is_held:
+            os.unlink(self.lock_file)
+
+
+class _Process(psutil.Process):
+    def memory_info(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(rss=super().memory_info().rss, peak_wset=2**30)
+
+
+_COPIES |= {"filelock": _without(filelock, FileLock=_FileLock), "psutil": _without(psutil, Process=_Process)}

@@ -110,8 +110,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        undivided_source: the hold-out size, and the checksums of the undivided splits. They are equal for all folds, so
-            that reports group them.
+        undivided_checksums: the hold-out size, and the checksums of the undivided splits. All folds have the same ones,
+            by which reports group them. `folds_of` in result.json.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -123,7 +123,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    undivided_source: dict[str, Any] | None = None
+    undivided_checksums: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         sizes = " and ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
@@ -274,7 +274,7 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
 
 
-def apply_config(dataset: Dataset, data: DataConfig) -> Dataset:
+def hold_out_and_normalize(dataset: Dataset, data: DataConfig) -> Dataset:
     """Apply the hold-out and the channel statistics of a configuration to a dataset.
 
     Raises:
@@ -325,6 +325,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        undivided_source={"holdout": size, **dataset.sha256},
+        undivided_checksums={"holdout": size, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))

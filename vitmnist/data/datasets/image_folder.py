@@ -30,7 +30,7 @@ from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, decoder_thread_context
 from vitmnist.runtime.files import expand_home
-from vitmnist.store.cache_file import decode_once
+from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     # Refuse sizes that are too large before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
     decoder = FolderDecoder(folder, files, options)
-    (images, labels), metadata = decode_once(
+    (images, labels), metadata = open_or_write_cache(
         root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.metadata
     )
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.

@@ -20,7 +20,7 @@ CHUNKS_PER_WORKER = 32
 """Minimum number of chunks per worker, so that all workers finish at about the same time."""
 
 Chunk = TypeVar("Chunk")
-Batch = TypeVar("Batch")
+Collated = TypeVar("Collated")
 
 
 class MapStyleDataset(Protocol):
@@ -31,7 +31,7 @@ class MapStyleDataset(Protocol):
     def __getitem__(self, index: int, /) -> object: ...
 
 
-def read_once(
+def read_in_chunks(
     dataset: MapStyleDataset,
     read: Callable[[range], Chunk],
     sample_nbytes: float,
@@ -57,7 +57,7 @@ def read_once(
         chunks,
         batch_size=None,
         num_workers=workers,
-        collate_fn=identity,
+        collate_fn=return_unchanged,
         worker_init_fn=worker_init_fn,
         generator=torch.Generator(),
         multiprocessing_context=context if workers else None,
@@ -70,7 +70,7 @@ def read_once(
             progress.update(min(chunks.chunk_size, size - progress.n))
 
 
-def identity(batch: Batch) -> Batch:
+def return_unchanged(batch: Collated) -> Collated:
     """Collate a whole batch: return it unchanged. Torch's default would convert arrays."""
     return batch
 
