@@ -1,6 +1,6 @@
 """The evaluation of a trained model: its configuration, its dataset and its results."""
 
-import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,6 @@ from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
-
-log = logging.getLogger(__name__)
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
@@ -119,7 +117,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
         for name in dataset.splits:
             checksum = dataset.sha256[f"{name}_images"]
             if recorded.get(f"{name}_images", checksum) != checksum:
-                log.warning("the images of the %s split have changed since training", name)
+                print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset
 
 
