@@ -86,10 +86,9 @@ class TrainedModel:
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> list[Prediction]:
         """Classify images of any size, converted as in training. Several threads can call a model.
 
-        An array is uint8, from NumPy or torch: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` for several images. Its
-        first or last axis of an image has the channels if its size is 1, 3 or 4: grey, RGB or RGBA. A first axis of
-        three is the channels only if its size is 1 or the model's number of channels. Without channels, `[B, H, W]` is
-        B grey images. An array that can be read in two ways is refused.
+        An array is uint8, from NumPy or torch: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` for several images. An
+        axis of 1, 3 or 4 is the channels: grey, RGB or RGBA. In `[C, H, W]`, C is 1 or the number of channels of the
+        model. `[B, H, W]` is B grey images. Arrays that can be read in two ways are refused.
 
         Args:
             images: a path, a PIL image, an array, or a list of these.
