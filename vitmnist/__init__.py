@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitmnist.cli.train_function import train
     from vitmnist.data.datasets.base import load_dataset
     from vitmnist.diagnosis.measure import diagnose
+    from vitmnist.inference.trained_model import load_model
     from vitmnist.loaders.base import Loader, register
     from vitmnist.loaders.make_loader import make_loader
     from vitmnist.replacement.from_dataloader import from_dataloader
@@ -29,6 +30,7 @@ __all__ = [
     "diagnose",
     "from_dataloader",
     "load_dataset",
+    "load_model",
     "make_loader",
     "register",
     "train",
@@ -42,6 +44,7 @@ _MODULES = {
     "diagnose": "vitmnist.diagnosis.measure",
     "from_dataloader": "vitmnist.replacement.from_dataloader",
     "load_dataset": "vitmnist.data.datasets.base",
+    "load_model": "vitmnist.inference.trained_model",
     "make_loader": "vitmnist.loaders.make_loader",
     "register": "vitmnist.loaders.base",
     "train": "vitmnist.cli.train_function",

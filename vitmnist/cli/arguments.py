@@ -10,6 +10,7 @@ from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 
+from vitmnist.config import parse_key
 from vitmnist.errors import ConfigError
 
 # Arguments that make a command repeatable: it begins a run or sweep the first time, and resumes it later.
@@ -87,16 +88,6 @@ def _accept_lazy_help() -> None:
         return action
 
     setattr(ArgumentParser, "add_argument", add_argument_unchecked)  # noqa: B010
-
-
-def parse_key(override: str) -> str:
-    """Return the key or group of an override."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-def is_hydra_override(override: str) -> bool:
-    """Whether an override belongs to Hydra's own configuration."""
-    return parse_key(override).startswith("hydra")
 
 
 def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:

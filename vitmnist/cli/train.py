@@ -22,17 +22,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments
+from vitmnist.cli.arguments import Arguments, Resume, find_value, parse_arguments
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import has_run_to_continue, load_recorded_config, print_if_completed, split_global_overrides
+from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
-from vitmnist.config import CONF
+from vitmnist.config import CONF, is_hydra_override
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import is_distributed
+from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
