@@ -246,7 +246,8 @@ def _parts_of_object(instance: object) -> list[object]:
     """Return the attributes of an object, and those of its class that can take part in making a sample."""
     parts = list(getattr(instance, "__dict__", {}).values())
     for kind in type(instance).__mro__:
-        is_library = kind.__module__.partition(".")[0] in LIBRARIES
+        # In the type of a Cython function, `__module__` is a descriptor.
+        is_library = str(kind.__module__).partition(".")[0] in LIBRARIES
         for name, part in vars(kind).items():
             if isinstance(part, MemberDescriptorType):  # The value of a slot
                 parts.append(getattr(instance, name, None))
