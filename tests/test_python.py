@@ -42,6 +42,7 @@ from tests.support.pages import blocks
 from tests.support.processes import run_python
 from vitmnist.cli.train_function import RUN_LOCK, to_overrides
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
+from vitmnist.runtime.signals import signal_handler
 from vitmnist.tracking.result import Result
 
 STATES: dict[str, Callable[[], object]] = {
@@ -264,6 +265,7 @@ def test_an_error_has_the_message_of_the_command_line(
 
 def train_until_ctrl_c() -> None:
     """Call `vitmnist.train` with the arguments of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job of a shell ignores the signal.
     try:
         vitmnist.train(*sys.argv[1:])
     except KeyboardInterrupt as interrupted:
@@ -299,7 +301,9 @@ def test_no_signal_is_lost(
     handler = SignalAfterEpoch(signum)
     logging.getLogger("vitmnist").addHandler(handler)
     try:
-        with pytest.raises(raised, match=r"was received; results: cut, resume with vitmnist.train\(resume='cut'\)$"):
+        message = r"was received; results: cut, resume with vitmnist.train\(resume='cut'\)$"
+        # A background job of a shell ignores SIGINT.
+        with signal_handler(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
             vitmnist.train(*quick, folder="cut", epochs=epochs)
     finally:
         logging.getLogger("vitmnist").removeHandler(handler)

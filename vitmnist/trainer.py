@@ -76,6 +76,8 @@ class Trainer:
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
+        else:
+            keep_freed_memory()
         # Do this before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.result = Result(
@@ -200,8 +202,6 @@ class Trainer:
         Returns:
             Both loaders, and the values of `data.loader`, where the selected loader replaces `auto`.
         """
-        if self.device.type == "cpu":
-            keep_freed_memory()
         loader_config, train_loader = self.config.data.loader, None
         options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):

@@ -70,6 +70,7 @@ class CheckpointManager:
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
         self._saved_at = time.monotonic()
+        self._has_saved = False
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
@@ -86,7 +87,8 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), best, verify_last=not self._has_saved)
+            self._has_saved = True
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:

@@ -35,8 +35,8 @@ def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Ite
             try:
                 with collect_file_warnings() as warned:
                     image = model.read(path)
-                if warned:
-                    rows[path]["warning"] = warned[path]
+                if warned:  # A custom reader can open other files too.
+                    rows[path]["warning"] = "; ".join(warned.values())
                 images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)
