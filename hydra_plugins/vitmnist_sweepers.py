@@ -21,7 +21,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from vitmnist.cli.arguments import parse_key
+from vitmnist.config import parse_key
 from vitmnist.errors import ConfigError, MissingExtraError
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import write_atomic

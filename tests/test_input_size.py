@@ -16,11 +16,11 @@ from tests.conftest import Printed, result_of
 from tests.data.datasets.test_image_folder import draw, folder, load
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Compose, Preprocess
-from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
+from vitmnist.inference.trained_model import load_model
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 
@@ -64,9 +64,10 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     smaller: list[str], trainer: list[str], succeed: Printed, output_of: Printed, tmp_path: Path, folder: Path
 ) -> None:
     succeed(*smaller, *trainer, "data.holdout=0.25", "hydra.run.dir=run")
-    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
-    assert (model.image_shape, model.input_size) == ((3, 20, 20), (12, 12))
-    assert (model.mean, model.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    model = load_model(tmp_path / "run", device="cpu")
+    assert (model.image_shape, model.preprocess.input_size) == ((3, 20, 20), (12, 12))
+    assert torch.equal(model.preprocess.mean.flatten(), torch.tensor((0.485, 0.456, 0.406)))
+    assert torch.equal(model.preprocess.std.flatten(), torch.tensor((0.229, 0.224, 0.225)))
 
     def printed(program: Any, *arguments: str) -> Any:
         return json.loads(output_of(program, "run", *arguments).splitlines()[-1])
@@ -85,7 +86,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())
     with torch.inference_mode():
-        torch.testing.assert_close(exported(images), model.model(model.build_preprocess()(images)))
+        torch.testing.assert_close(exported(images), model.module(model.preprocess(images)))
     succeed("resume=run", "epochs=3")
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
 

@@ -4,17 +4,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from PIL.Image import Image
-from tqdm import tqdm
 
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
+from vitmnist.runtime.progress import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import measure_peak_memory
@@ -30,7 +29,6 @@ class RunRecorder:
     """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
 
     config: Config
-    folder: Path
     result: Result
     world: World
     monitor: Monitor
@@ -123,7 +121,7 @@ class RunRecorder:
         if not self.world.is_main:
             return
         epoch, interval = record["epoch"], self.config.log.images_every_epochs
-        self.result.append_epoch(self.folder)
+        self.result.append_epoch()
         for logger in self.loggers:
             logger.add_epoch(record)
         if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):

@@ -75,9 +75,12 @@ class Trainer:
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
+        else:
+            keep_freed_memory()
         # Do this before any work on the device: torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product.
         use_deterministic_kernels(config.trainer.deterministic, self.device)
         self.result = Result(
+            folder=folder,
             overrides=overrides,
             config=to_json_values(config),
             device=str(self.device),
@@ -96,7 +99,7 @@ class Trainer:
         config, result, world = self.config, self.result, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
-        with self.stop, record_outcome(result, config, self.folder, self.stop, world):
+        with self.stop, record_outcome(result, config, self.stop, world):
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
@@ -198,8 +201,6 @@ class Trainer:
         Returns:
             Both loaders, and the values of `data.loader`, where the selected loader replaces `auto`.
         """
-        if self.device.type == "cpu":
-            keep_freed_memory()
         loader_config, train_loader = self.config.data.loader, None
         options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):
@@ -282,13 +283,13 @@ class Trainer:
             logger_options = self.logger_options if world.is_main else []
             loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in logger_options]
             if world.is_main:
-                result.write_config(folder)
-                result.write_epochs(folder)  # Drop an incomplete row, and rows newer than the checkpoint.
+                result.write_config()
+                result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
                 for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, folder, result, world, self.monitor, checkpoints, loggers, images, self.device)
+            yield RunRecorder(config, result, world, self.monitor, checkpoints, loggers, images, self.device)
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -64,6 +64,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
     assert is_missing or "last.pt: is damaged" in warnings[0]
     storage.write_checkpoint(tmp_path, make_state(3))
     assert load_number(tmp_path) == 3
+    assert storage.read_checkpoint_file(checkpoints / "previous.pt")["number"] == 1, "not the damaged one"
     damage(checkpoints / "last.pt")
     (checkpoints / "previous.pt").unlink()
     if is_missing:

@@ -21,23 +21,22 @@ from tests.support.pictures import write_pictures
 from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.evaluate import compute_class_metrics, evaluate, format_metrics
+from vitmnist.cli.evaluate import compute_class_metrics, format_metrics
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.predict import predict
-from vitmnist.cli.trained_run import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
+from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.result import CONFIG_FILE
 
-CPU = torch.device("cpu")
 KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, batch_size"
 NO_EFFECT = f"has no effect on a trained model; only {KEYS}"
 
@@ -101,20 +100,20 @@ def test_errors_are_one_message(
 
 
 def test_images_of_any_size_and_mode_are_classified(trained: Path, call_here: CallHere) -> None:
-    model = load_inference_model(trained / "run", CPU)
+    model = load_model(trained / "run", device="cpu")
     test = load_dataset("mnist", root=str(trained / "data"), test_size=300).test
     paths = [trained / f"{index}.png" for index in range(20)]
     for index, path in enumerate(paths):
         pixels, mode = test.images[index, 0].numpy(), ("L", "RGB", "RGBA", "I;16")[index % 4]
         image = Image.fromarray(pixels.astype("uint16") * 257 if mode == "I;16" else pixels)
         (image if mode == "I;16" else image.resize((28 + 28 * (index % 3),) * 2).convert(mode)).save(path)
-    rows = list(predict(model, paths, CPU))
+    rows = list(predict(model, paths))
     correct = [int(row["class"]) == label for row, label in zip(rows, test.labels[:20].tolist(), strict=True)]
     assert sum(correct) >= 15
     assert all(sum(row["all"].values()) == pytest.approx(1) for row in rows)
     assert all(row["probability"] == row["all"][row["class"]] == max(row["all"].values()) for row in rows)
     Image.fromarray(255 - test.images[0, 0].numpy()).save(trained / "inverted.png")
-    (inverted,) = predict(model, [trained / "inverted.png"], CPU, invert=True)
+    (inverted,) = predict(model, [trained / "inverted.png"], invert=True)
     assert inverted["all"] == pytest.approx(rows[0]["all"], abs=1e-5)
     printed = call_here(predict_main, "run", "0.png", "1.png", folder=trained).stdout
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["0.png", "1.png"]
@@ -156,7 +155,7 @@ def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monke
     with pytest.raises(DataError, match=r"x\*: matches no file"):
         find_images(["x*"])
     monkeypatch.setattr("vitmnist.cli.predict.BATCH_SIZE", 2)
-    rows = predict(load_inference_model(trained / "run", CPU), find_images(["b"]), CPU)
+    rows = predict(load_model(trained / "run", device="cpu"), find_images(["b"]))
     assert [row["file"] for row in rows] == folder
 
 
@@ -178,24 +177,24 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
 
 
 def test_evaluation_uses_the_split_of_the_training(trained: Path) -> None:
-    held_out = evaluate(trained / "run", ["data.holdout=50"])
+    held_out = load_model(trained / "run").evaluate(overrides=["data.holdout=50"])
     assert (held_out.split_name, len(held_out.split)) == ("validation", 50)
-    test = evaluate(trained / "run", [])
+    test = load_model(trained / "run").evaluate()
     assert (test.split_name, len(test.split)) == ("test", 300)
-    assert len(evaluate(trained / "run", ["data.holdout=50"], None, "test").split) == 300
-    train = evaluate(trained / "run", [], None, "train")
+    assert len(load_model(trained / "run").evaluate("test", ["data.holdout=50"]).split) == 300
+    train = load_model(trained / "run").evaluate("train")
     assert (train.split_name, len(train.split)) == ("train", 2000)
-    with pytest.raises(ConfigError, match="--split validation: the dataset has only train and test images"):
-        evaluate(trained / "run", [], None, "validation")
+    with pytest.raises(ConfigError, match="split validation: the dataset has only train and test images"):
+        load_model(trained / "run").evaluate("validation")
 
 
 def test_a_mapped_split_can_be_larger_than_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_mapped_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=replace(dataset.test, is_mapped=True))
 
-    monkeypatch.setattr("vitmnist.cli.trained_run.hold_out_and_normalize", with_mapped_images)
+    monkeypatch.setattr("vitmnist.inference.evaluation.hold_out_and_normalize", with_mapped_images)
     monkeypatch.setattr("vitmnist.runtime.memory.measure_free_memory", lambda device: 0)
-    assert len(evaluate(trained / "run", []).split) == 300
+    assert len(load_model(trained / "run").evaluate().split) == 300
 
 
 def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_path: Path) -> None:
@@ -205,7 +204,9 @@ def test_another_dataset_is_not_divided_as_that_of_the_run(trained: Path, tmp_pa
     pictures = compose(["data/dataset=image_folder", "data.dataset.path=digits"]).data.dataset
     recorded["data"] |= {"holdout": 50, "dataset": OmegaConf.to_container(pictures)}
     (folder / CONFIG_FILE).write_text(yaml.safe_dump(recorded))
-    on_mnist = evaluate(folder, ["data/dataset=mnist", "data.dataset.test_size=100", "data.holdout=null"])
+    on_mnist = load_model(folder).evaluate(
+        overrides=["data/dataset=mnist", "data.dataset.test_size=100", "data.holdout=null"]
+    )
     assert (on_mnist.split_name, len(on_mnist.split)) == ("test", 100)
 
 
@@ -249,7 +250,7 @@ def test_a_split_without_images_is_one_message(
     def without_test_images(dataset: Dataset, data: DataConfig) -> Dataset:
         return replace(dataset, test=dataset.train.subset(slice(0)))
 
-    monkeypatch.setattr("vitmnist.cli.trained_run.hold_out_and_normalize", without_test_images)
+    monkeypatch.setattr("vitmnist.inference.evaluation.hold_out_and_normalize", without_test_images)
     ended = call_here(program, "run", *options, folder=trained)
     assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "error: the split to evaluate has no images")
     assert "Traceback" not in ended.stderr
@@ -261,15 +262,15 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     assert not (checkpoints / "best.pt").exists(), "selected on the test split"
     storage.write_checkpoint(folder, storage.read_newest_checkpoint(folder), best=True)
     for name in ("final", "best", "last"):
-        assert load_inference_model(folder, CPU, name).path.stem == name
+        assert load_model(folder, name, "cpu").weights.stem == name
     (checkpoints / "best.pt").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"best\.pt: is damaged"):
-        load_inference_model(folder, CPU, "best")
+        load_model(folder, "best", "cpu")
     for name in ("best.pt", "final.safetensors"):
         (checkpoints / name).unlink()
-    assert load_inference_model(folder, CPU).path.stem == "last"
+    assert load_model(folder, device="cpu").weights.stem == "last"
     with pytest.raises(ConfigError, match="holds no final weights"):
-        load_inference_model(folder, CPU, "final")
+        load_model(folder, "final", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -302,10 +303,10 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     for name in names[1:]:  # without the first class, the others would be counted from 0
         shutil.copytree(folder / name, other / name)
     all_others = [f"data.dataset.path={other}", "data.dataset.test_share=0", root]
-    evaluation = evaluate(run, all_others)
+    evaluation = load_model(run).evaluate(overrides=all_others)
     assert set(evaluation.predictions.labels.tolist()) == {1, 2}
     with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
-        evaluate(run, [*all_others, "data.dataset.size=9"])
+        load_model(run).evaluate(overrides=[*all_others, "data.dataset.size=9"])
     shutil.move(other / "eel", other / "zebra")
     with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):
-        evaluate(run, all_others)
+        load_model(run).evaluate(overrides=all_others)

@@ -13,9 +13,9 @@ import torch
 
 from tests.conftest import CallHere, Printed
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
 from vitmnist.cli.export import FORMATS, export_model, main
 from vitmnist.data.datasets.base import Dataset
+from vitmnist.inference.trained_model import TrainedModel, load_model
 from vitmnist.models import MODELS
 
 
@@ -46,8 +46,8 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     assert description["images"]["shape"] == [None, 1, 28, 28]
     assert description["classes"] == list(tiny.train.classes)
     assert description["check"] == summary
-    load, original = FORMATS[name].load, load_inference_model(trained, torch.device("cpu"))
-    expected = original.model(Preprocess(tiny.train)(tiny.test.images))
+    load, original = FORMATS[name].load, load_model(trained, device="cpu")
+    expected = original.module(Preprocess(tiny.train)(tiny.test.images))
     for module in [module for module in sys.modules if module.partition(".")[0] == "vitmnist"]:
         monkeypatch.setitem(sys.modules, module, None)  # an import of it raises
     predict = load(file.read_bytes())
@@ -101,7 +101,7 @@ def test_the_transformer_is_exported_for_any_batch_size(name: str, patch_size: i
         pytest.importorskip(package)
     options = {"name": "vit", "patch_size": patch_size, "dim": 16, "depth": 2, "heads": 2, "head_dim": 8, "mlp_dim": 16}
     model, split = MODELS.build(options, (1, 28, 28), 10).eval(), tiny.test
-    path, shape, statistics = Path("final.safetensors"), (1, 28, 28), (split.mean, split.std)
-    trained = InferenceModel(model, path, shape, split.classes, *statistics, shape[1:], {"name": "mnist"})
+    run, preprocess = Path("run"), Preprocess(mean=split.mean, std=split.std)
+    trained = TrainedModel(run, run, model, preprocess, split.classes, (1, 28, 28), {"name": "mnist"})
     _, summary = export_model(FORMATS[name], trained, tiny, batch_size=3)
     assert float(re.search(r"logits (\S+)$", summary)[1]) < 1e-4

@@ -10,8 +10,8 @@ import yaml
 from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate
-from vitmnist.cli.resume import load_recorded_config
 from vitmnist.errors import ExitCode
+from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import CONFIG_FILE
 
 

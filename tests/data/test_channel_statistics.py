@@ -9,12 +9,12 @@ import torch
 from tests.conftest import Printed, result_of
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
 from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
+from vitmnist.inference.trained_model import load_model
 
 
 def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
@@ -62,8 +62,8 @@ def test_statistics_are_typed_recorded_and_may_not_change(
 ) -> None:
     typed = "data.normalize={mean:[0.25],std:[0.5]}"
     succeed(*quick, typed, "epochs=1", "hydra.run.dir=run")
-    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
-    assert (model.mean, model.std) == ((0.25,), (0.5,))
+    model = load_model(tmp_path / "run", device="cpu")
+    assert [model.preprocess.mean.item(), model.preprocess.std.item()] == [0.25, 0.5]
     succeed("resume=run", "epochs=2")
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
 

@@ -4,7 +4,6 @@ import csv
 import math
 from pathlib import Path
 
-import pandas
 import pytest
 
 from tests.conftest import Printed, Start, Train, result_of
@@ -12,7 +11,6 @@ from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_record import check_metrics
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.tracking.result import Result, list_epoch_columns
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -27,18 +25,6 @@ def assert_same_epochs(folder: Path) -> None:
     ]
     as_text = [{name: "" if value is None else str(value) for name, value in epoch.items()} for epoch in epochs]
     assert rows(folder) == as_text
-
-
-def test_a_missing_value_is_an_empty_cell(tmp_path: Path) -> None:
-    epoch = dict.fromkeys(build_epoch_table(), 0.1) | {"gpu_peak_mib": None, "ended_at": 1700000000.25}
-    epochs = [{"epoch": index, **epoch, "first_of_start": not index, "steps": []} for index in (0, 1)]
-    Result(epochs=epochs[:1]).write_epochs(tmp_path)
-    Result(epochs=epochs).append_epoch(tmp_path)
-    table = pandas.read_csv(tmp_path / "epochs.csv")
-    assert list(table.columns) == list(list_epoch_columns())
-    assert table["gpu_peak_mib"].isna().all()
-    assert (table["epoch"].tolist(), table["first_of_start"].tolist()) == ([0, 1], [True, False])
-    assert table["ended_at"].tolist() == [1700000000.25] * 2
 
 
 def test_a_killed_run_keeps_its_rows_and_repeats_none(

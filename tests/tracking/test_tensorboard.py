@@ -87,7 +87,7 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     starts = [(0, 1), (0, 3), (2, 3), (1, 4), (5, 2)]
     for attempt, (done, trained) in enumerate(starts):
         monkeypatch.setattr("time.time", lambda now=1e9 + attempt: now)
-        result = Result(config={}, epochs=epochs[:done])
+        result = Result(folder=tmp_path, config={}, epochs=epochs[:done])
         board = TensorBoard(NoOptions(), tmp_path, result)
         for epoch in range(done, done + trained):
             result.epochs.append(record(epoch, attempt))

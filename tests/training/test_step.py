@@ -15,14 +15,14 @@ from vitmnist.augment.base import derive_keys, draw_partners
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.loop import train_epoch
+from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions
@@ -191,18 +191,31 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     for trained in (step, restored):
         trained(batch_of(tiny, trained, BATCH))
     assert restored._scaler.state_dict() == step._scaler.state_dict() != make_step(tiny)._scaler.state_dict()
+    restored.load_state_dict(
+        make_step(tiny, "adam", decay=0.9).state_dict()
+    )  # The precision may change when a run is resumed.
+    restored.load_state_dict(copy.deepcopy(step.state_dict()))
     assert all(map(torch.equal, step.model.state_dict().values(), restored.model.state_dict().values()))
 
 
-def test_only_the_matrix_products_of_a_step_use_tf32(tiny: Dataset) -> None:
+def read_modes() -> tuple[str, bool]:
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+
+def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
     step, modes = make_step(tiny, precision="tf32"), []
     for module in step.model.modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda *_: modes.append(torch.get_float32_matmul_precision()))
-            module.register_full_backward_hook(lambda *_: modes.append(torch.get_float32_matmul_precision()))
+            module.register_forward_hook(lambda *_: modes.append(read_modes()))
+            module.register_full_backward_hook(lambda *_: modes.append(read_modes()))
+    before = read_modes()
     step(batch_of(tiny, step, BATCH))
-    assert set(modes) == {"high"}
-    assert torch.get_float32_matmul_precision() == "highest"
+    assert set(modes) == {("high", True)}
+    modes.clear()
+    sampler = build_sampler(len(tiny.test), BATCH, shuffle="none")
+    evaluate(step.model, LOADERS.build({"name": "ram"}, tiny.test, sampler, step.device), step.preprocess)
+    assert set(modes) == {("highest", False)}
+    assert read_modes() == before
 
 
 @pytest.mark.parametrize(

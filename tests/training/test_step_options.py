@@ -11,9 +11,9 @@ import torch._dynamo  # noqa: F401
 from torch import Tensor, nn
 
 from tests.conftest import Printed, assert_same_run, result_of, weights
-from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError
+from vitmnist.inference.trained_model import load_model
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.runtime.device import use_deterministic_kernels
@@ -193,7 +193,7 @@ def test_the_ema_is_evaluated_and_saved(succeed: Printed, quick: list[str], tmp_
         assert torch.equal(averaged["model"][name], plain["model"][name])  # Averaging does not change training.
         assert torch.equal(value, averaged["ema"]["model"][name])
         assert not torch.equal(value, averaged["model"][name])
-    last, best = (load_inference_model(folders[1], CPU, name).model.state_dict() for name in ("last", "best"))
+    last, best = (load_model(folders[1], name, "cpu").module.state_dict() for name in ("last", "best"))
     assert best.keys() == last.keys() == final.keys()
     assert all(torch.equal(value, final[name]) for name, value in last.items())
     losses = [result_of(folder)["epochs"][-1] for folder in folders]

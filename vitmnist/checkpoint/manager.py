@@ -3,16 +3,16 @@
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from safetensors.torch import save as to_safetensors
 
+from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.inference import make_model_info
 from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
-from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -70,6 +70,7 @@ class CheckpointManager:
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
         self._saved_at = time.monotonic()
+        self._has_saved = False
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
@@ -86,7 +87,8 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), best, verify_last=not self._has_saved)
+            self._has_saved = True
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -201,3 +203,17 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
             f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(allowed)} may "
             "change"
         )
+
+
+def make_model_info(config: Config, train: Split) -> dict[str, Any]:
+    """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
+    mutable = keys_where(may_change, asdict(config))
+    return {
+        "model": config.model,
+        "shape": tuple(train.images.shape[1:]),
+        "classes": train.classes,
+        "mean": train.mean,
+        "std": train.std,
+        "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
+    }

@@ -43,11 +43,12 @@ class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) -> None:
+def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False, verify_last: bool = True) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
         state: dicts, lists, numbers, strings and tensors only, because unpickling must run no code.
+        verify_last: keep `previous.pt` if the old `last.pt` is damaged. Not needed if this process wrote `last.pt`.
 
     Raises:
         DataError: the checkpoint cannot be written; the earlier ones are unchanged.
@@ -63,7 +64,8 @@ def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) ->
         # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
         if best:
             write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() else None)
+        keep_last = last.exists() and not (verify_last and _is_damaged(last.read_bytes()))
+        write_atomic(last, content, previous if keep_last else None)
     except OSError as error:
         raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
 
@@ -90,7 +92,7 @@ def read_checkpoint_file(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
     """
     content = path.read_bytes()
-    if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
+    if _is_damaged(content):
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with as_damaged_error(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -100,6 +102,10 @@ def read_checkpoint_file(path: Path) -> dict[str, Any]:
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
+
+
+def _is_damaged(content: bytes) -> bool:
+    return hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]
 
 
 @contextmanager

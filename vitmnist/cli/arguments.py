@@ -10,6 +10,7 @@ from enum import Enum, auto
 from functools import cache
 from pathlib import Path
 
+from vitmnist.config import parse_key
 from vitmnist.errors import ConfigError
 
 # Arguments that make a command repeatable: it begins a run or sweep the first time, and resumes it later.
@@ -89,16 +90,6 @@ def _accept_lazy_help() -> None:
     setattr(ArgumentParser, "add_argument", add_argument_unchecked)  # noqa: B010
 
 
-def parse_key(override: str) -> str:
-    """Return the key or group of an override."""
-    return override.lstrip("+~").partition("=")[0]
-
-
-def is_hydra_override(override: str) -> bool:
-    """Whether an override belongs to Hydra's own configuration."""
-    return parse_key(override).startswith("hydra")
-
-
 def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
     """Remove the overrides of some keys."""
     return [override for override in overrides if parse_key(override) not in keys]
@@ -112,6 +103,6 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
 
 def quote(text: str) -> str:
     """Quote text as a value in Hydra's grammar; a backslash is special before a quote and at the end."""
-    if re.fullmatch(r"[\w./+-]+", text):
+    if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"

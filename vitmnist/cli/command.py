@@ -31,6 +31,20 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
+def add_run_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments that `evaluate`, `predict` and `export` share."""
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("--weights", help="best, final or last; default: the first of these that exists")
+
+
+def add_dataset_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments that `evaluate` and `export` share."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
+    )
+
+
 @contextmanager
 def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
     """Turn an exception in the block into one message and an exit code. Also usable as a decorator.

@@ -10,8 +10,7 @@ else the test split, as training does. --split selects another.
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,76 +18,16 @@ from typing import Any
 from tabulate import tabulate
 from torch import Tensor
 
-from vitmnist.checkpoint.inference import load_inference_model
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import IMAGE_KEYS, add_dataset_arguments, load_evaluation_config, load_evaluation_dataset
-from vitmnist.data.datasets.base import Split
-from vitmnist.errors import ConfigError
-from vitmnist.loaders.make_loader import make_loader
+from vitmnist.cli.arguments import without_keys
+from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
+from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config
+from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS
-from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import encode_csv
 from vitmnist.tracking.images import draw_worst_mistakes
-from vitmnist.training import loop
-from vitmnist.training.loop import Predictions
 
 # Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The predictions of a model on a split, and the registered metrics by name."""
-
-    weights: Path
-    split_name: str
-    split: Split
-    predictions: Predictions
-    metrics: dict[str, float]
-
-    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return a row per image: file name or index, true class, predicted class and its probability."""
-        predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
-        actual, classes = self.split.labels.tolist(), self.split.classes
-        return [
-            {
-                "image": self.split.name(index),
-                "true_class": classes[actual[index]],
-                "predicted_class": classes[predicted[index]],
-                "probability": probabilities[index],
-            }
-            for index in indices
-        ]
-
-
-def evaluate(
-    folder: Path, overrides: list[str], weights: str | None = None, split_name: str | None = None
-) -> Evaluation:
-    """Evaluate the model of a run on a split; the default is the split that was evaluated in training.
-
-    Args:
-        overrides: changes to the configuration of the run.
-        weights: best, final or last; None takes the first that exists.
-
-    Raises:
-        UserError: the folder, the overrides or the data cannot be used.
-    """
-    config = load_evaluation_config(folder, overrides, (*IMAGE_KEYS, "device"))
-    device = choose_device(config.device)
-    trained = load_inference_model(folder, device, weights)
-    dataset = load_evaluation_dataset(folder, config.data, overrides)
-    split_name = split_name or dataset.eval_split_name
-    if split_name not in dataset.splits:
-        raise ConfigError(f"--split {split_name}: the dataset has only {' and '.join(dataset.splits)} images")
-    split = trained.adapt_split(dataset.splits[split_name])
-    # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
-    loader_name = "cache" if split.is_mapped else "ram"
-    with make_loader(
-        loader_name, split, batch_size=config.batch_size, device=device, seed=0, shuffle="none", rank=0, world_size=1
-    ) as loader:
-        values, predictions = loop.evaluate(trained.model, loader, trained.build_preprocess().to(device))
-    metrics = {name: values[f"eval_{name}"] for name in METRICS.names()}
-    return Evaluation(trained.path, split_name if len(dataset.splits) > 1 else "all", split, predictions, metrics)
 
 
 def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
@@ -139,7 +78,9 @@ def main() -> None:
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
     options = parser.parse_intermixed_args()
-    evaluation = evaluate(options.run, options.overrides, options.weights, options.split)
+    config = load_evaluation_config(options.run, options.overrides, (*IMAGE_KEYS, "device"))
+    model = load_model(options.run, options.weights, config.device)
+    evaluation = model.evaluate(options.split, without_keys(options.overrides, ["device"]))
     split = evaluation.split
     if options.mistakes:
         # Rows are sorted by confidence, highest first; ties keep the order of the split.
@@ -151,8 +92,7 @@ def main() -> None:
             picture.save(options.grid, "PNG")
         else:
             echo(f"no mistakes: {options.grid} is not written", sys.stderr)
-    matrix = evaluation.predictions.confusion_matrix(len(split.classes))
-    metrics = compute_class_metrics(matrix, split.classes, evaluation.metrics)
+    metrics = compute_class_metrics(evaluation.confusion_matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
         document = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import IMAGE_KEYS, add_dataset_arguments, load_evaluation_config, load_evaluation_dataset
+from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
+from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
+from vitmnist.inference.trained_model import TrainedModel, load_model
 from vitmnist.runtime.files import display_path, write_atomic
 
 
@@ -70,14 +70,14 @@ FORMATS = {
 }
 
 
-def describe_model(file: str, content: bytes, trained: InferenceModel, summary: str) -> str:
+def describe_model(file: str, content: bytes, trained: TrainedModel, summary: str) -> str:
     """Describe the exported model, as JSON, for programs that use it.
 
     Args:
         content: the bytes of the exported file.
         summary: the summary that `export_model` returns.
     """
-    reader = trained.build_reader()
+    reader = trained.reader
     description = {
         "file": file,
         "sha256": hashlib.sha256(content).hexdigest(),
@@ -91,7 +91,7 @@ def describe_model(file: str, content: bytes, trained: InferenceModel, summary: 
     return json.dumps(description, ensure_ascii=False, indent=2) + "\n"
 
 
-def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
+def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, batch_size: int) -> tuple[bytes, str]:
     """Export a model with its normalisation, and compare the predictions of the exported and the original model.
 
     Returns:
@@ -102,7 +102,7 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
         UserError: the exported model predicts another class for some image.
     """
     split = trained.adapt_split(dataset.eval_split)
-    original = nn.Sequential(trained.build_preprocess(), trained.model).eval()
+    original = nn.Sequential(trained.preprocess, trained.module).eval()
     # The example has two images, because torch.export treats a batch size of one as a constant.
     example = torch.zeros(2, *trained.image_shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -116,13 +116,13 @@ def export_model(file_format: Format, trained: InferenceModel, dataset: Dataset,
     checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
-            f"the exported model predicts another class than {trained.path} for {differing:,} images of {checked_on}; "
-            "nothing is written"
+            f"the exported model predicts another class than {trained.weights} for {differing:,} images of "
+            f"{checked_on}; nothing is written"
         )
     accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
     return content, (
-        f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.path.name}, largest difference of the "
-        f"logits {(actual - expected).abs().max().item():.2g}"
+        f"{checked_on}: accuracy {accuracy:.2f}%; same predictions as {trained.weights.name}, largest difference of "
+        f"the logits {(actual - expected).abs().max().item():.2g}"
     )
 
 
@@ -144,7 +144,7 @@ def main() -> None:
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
     config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
-    trained = load_inference_model(options.run, torch.device("cpu"), options.weights)
+    trained = load_model(options.run, options.weights, "cpu")
     dataset = load_evaluation_dataset(options.run, config.data, options.overrides)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)

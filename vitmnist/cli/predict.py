@@ -15,27 +15,18 @@ from typing import Any
 
 import torch
 
-from vitmnist.checkpoint.inference import InferenceModel, load_inference_model
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
-from vitmnist.cli.trained_run import add_run_arguments
+from vitmnist.cli.command import add_run_arguments, create_parser, echo, errors_as_messages
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import collect_file_warnings, to_tensor
+from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError
-from vitmnist.runtime.device import choose_device
-
-# The number of images in memory at a time.
-BATCH_SIZE = 256
+from vitmnist.inference.trained_model import BATCH_SIZE, TrainedModel, load_model
 
 
-def predict(
-    trained: InferenceModel, paths: list[Path], device: torch.device, invert: bool = False
-) -> Iterator[dict[str, Any]]:
+def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a row per image: the file, the class, its probability, and the probabilities of all classes.
 
     For a file that cannot be read, the row has an error instead.
     """
-    preprocess = trained.build_preprocess().to(device)
-    read = trained.build_reader()
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}
@@ -43,22 +34,16 @@ def predict(
             rows[path] = {"file": str(path)}
             try:
                 with collect_file_warnings() as warned:
-                    image = to_tensor(read(path))
-                if warned:
-                    rows[path]["warning"] = warned[path]
-                # The reader of a custom dataset can return other shapes.
-                if (shape := tuple(image.shape)) != trained.image_shape:
-                    raise DataError(f"{path}: is read as {shape}, and the model takes {trained.image_shape}")
+                    image = model.read(path)
+                if warned:  # A custom reader can open other files too.
+                    rows[path]["warning"] = "; ".join(warned.values())
                 images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)
-        if images:
-            with torch.inference_mode():
-                logits = trained.model(preprocess(torch.stack(list(images.values())).to(device)))
-            for path, row in zip(images, logits.softmax(dim=1).tolist(), strict=True):
-                by_class = dict(zip(trained.classes, row, strict=True))
-                best = max(by_class, key=by_class.__getitem__)
-                rows[path] |= {"class": best, "probability": by_class[best], "all": by_class}
+        predictions = model.classify(torch.stack([*images.values()])) if images else []
+        for path, prediction in zip(images, predictions, strict=True):
+            label, probability, probabilities = prediction.label, prediction.probability, prediction.probabilities
+            rows[path] |= {"class": label, "probability": probability, "all": probabilities}
         yield from rows.values()
 
 
@@ -71,9 +56,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     options = parser.parse_intermixed_args()
-    device = choose_device(options.device)
-    trained = load_inference_model(options.run, device, options.weights)
-    rows = list(predict(trained, find_images(options.images), device, options.invert))
+    model = load_model(options.run, options.weights, options.device)
+    rows = list(predict(model, find_images(options.images), options.invert))
     if options.json:
         print(json.dumps(rows))
     for row in rows:

@@ -1,96 +1,26 @@
-"""Reads the recorded configuration of a run for `resume=`, and applies overrides to it.
-
-The record is treated as data: it is checked against the schema, and never passed to Hydra, interpolated or imported.
-"""
+"""Whether and how `resume=` resumes the run in a folder."""
 
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
-
-from vitmnist.cli.arguments import is_hydra_override, parse_key, without_keys
+from vitmnist.cli.arguments import without_keys
 from vitmnist.cli.command import echo
-from vitmnist.config import is_group
-from vitmnist.config.compose import compose
-from vitmnist.config.schema import (
-    Config,
-    dotted_keys,
-    fill_defaults,
-    is_ignored_in_comparison,
-    is_under,
-    keys_where,
-    to_json_values,
-)
-from vitmnist.config.validation import escape_interpolations, validate
+from vitmnist.config import parse_key
+from vitmnist.config.schema import Config, dotted_keys, is_ignored_in_comparison, is_under, keys_where, to_json_values
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.report.summary import format_quality
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
 from vitmnist.runtime.run_folder import has_checkpoint
-from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
+from vitmnist.tracking.recorded_config import load_recorded_config
+from vitmnist.tracking.result import OVERRIDES
 from vitmnist.tracking.runs import read_run
 
 # The files of these groups can set any key (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")
-
-
-def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
-    """Load the configuration of the last start of a run, and apply overrides.
-
-    Hydra's own overrides only locate the members of groups. An override of a group replaces its section, unless it
-    names the recorded member.
-
-    Raises:
-        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
-        HydraException, OmegaConfBaseException: an override is wrong.
-    """
-    config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
-    hydra_overrides = [*filter(is_hydra_override, overrides)]
-    changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
-    # Apply members of groups first, then members within other members, then keys.
-    for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
-        _apply(config, change, hydra_overrides)
-    # Validation also refuses unknown keys.
-    return validate(Config, config)
-
-
-def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -> None:
-    key, value = override.key_or_group, override.value()
-    if override.is_sweep_override():
-        raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-    if override.is_delete():
-        raise ConfigError(
-            f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
-        )
-    if not is_group(key):
-        OmegaConf.update(config, key, value, merge=key != "lr_scale")
-        return
-    section = key.replace("/", ".")
-    target = override.package or section
-    if OmegaConf.select(config, f"{target}.name") != value:
-        member = OmegaConf.select(compose([*hydra_overrides, f"{key}={value}"]), section)
-        OmegaConf.update(config, target, member, merge=False)
-
-
-def _recorded_values(folder: Path) -> dict[str, object]:
-    source = folder / CONFIG_FILE
-    try:
-        recorded = read_json_or_yaml(source)
-        if not isinstance(recorded, dict):
-            raise UnreadableError("is not the configuration of a run")
-        values = fill_defaults({key: value for key, value in recorded.items() if key != "hydra"})
-        validate(Config, values)
-    except FileNotFoundError as error:
-        path = display_path(folder)
-        raise ConfigError(f"{path}: holds no run; name a folder such as outputs/runs/DATE/TIME-…") from error
-    except (UnreadableError, ConfigError) as error:
-        raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
-    return values
 
 
 def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:

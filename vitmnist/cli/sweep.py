@@ -170,9 +170,15 @@ class Job:
         self.failed.add(folder.name)
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
-            refused = Result(overrides=overrides, config=config, error=failure.message, exit_code=failure.exit_code)
+            refused = Result(
+                folder=folder,
+                overrides=overrides,
+                config=config,
+                error=failure.message,
+                exit_code=failure.exit_code,
+            )
             with suppress(OSError):
-                refused.write(folder)
+                refused.write()
 
 
 def _write_report(folder: Path) -> None:

@@ -3,12 +3,14 @@
 With `torchrun`, several processes run the same command line.
 """
 
+from __future__ import annotations
+
 import logging
 import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -20,17 +22,22 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, find_value, is_hydra_override, parse_arguments
+from vitmnist.cli.arguments import Arguments, Resume, find_value, parse_arguments
 from vitmnist.cli.command import PrintableFormatter, echo
 from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
-from vitmnist.cli.resume import has_run_to_continue, load_recorded_config, print_if_completed, split_global_overrides
+from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
-from vitmnist.config import CONF
+from vitmnist.config import CONF, is_hydra_override
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.world import is_distributed
+from vitmnist.tracking.recorded_config import load_recorded_config
+from vitmnist.tracking.result import Result
+
+if TYPE_CHECKING:
+    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +73,11 @@ def main() -> None:
                 run_sweep(process, composed, arguments)
             else:
                 run = configure_run(process, composed, arguments)
+                if run:
+                    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
         run = broadcast_run(process, run)
         if run:
-            train(process, run)
+            train_run(import_trainer(), process, run)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -109,7 +118,7 @@ def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfi
 
 
 def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Load or validate the configuration of a run, lock its folder, and configure its log.
+    """Load or validate the configuration of a run, and lock its folder.
 
     Returns:
         The run; None if it needs no training.
@@ -133,7 +142,6 @@ def configure_run(process: ProcessState, composed: DictConfig, arguments: Argume
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(composed.hydra.runtime):
         composed.hydra.runtime.output_dir = str(folder.absolute())
-    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
     process.resources.enter_context(env_override(composed.hydra.job.env_set))
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
@@ -153,12 +161,13 @@ def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> Configure
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train(process: ProcessState, run: ConfiguredRun) -> None:
+def train_run(trainer_class: type[Trainer], process: ProcessState, run: ConfiguredRun) -> Result:
     """Train a run, and log where its results are."""
-    trainer = import_trainer()(run.config, run.folder, run.overrides, process.stop, process.world)
-    trainer.fit()
+    trainer = trainer_class(run.config, run.folder, run.overrides, process.stop, process.world)
+    result = trainer.fit()
     if process.world.is_main:
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
             log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))
+    return result

@@ -11,3 +11,13 @@ CONF = next(folder for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf") i
 def is_group(key: str) -> bool:
     """Whether a key is a config group, so that an override of it chooses a member."""
     return any((CONF / key).glob("*.yaml"))
+
+
+def parse_key(override: str) -> str:
+    """Return the key or group of an override."""
+    return override.lstrip("+~").partition("=")[0]
+
+
+def is_hydra_override(override: str) -> bool:
+    """Whether an override belongs to Hydra's own configuration."""
+    return parse_key(override).startswith("hydra")

@@ -77,8 +77,7 @@ class ImageReader:
         try:
             # Do not use `np.fromfile`: it returns fewer bytes after a read error. Torch needs a writable buffer.
             content = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
-            with Image.open(BytesIO(content.data)) as image:
-                return self.convert(image, decode=partial(_decode, content))
+            return self.decode(content)
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders can raise any exception.
@@ -90,6 +89,11 @@ class ImageReader:
             raise DataError(f"{path}: cannot be read as an image: {reason}") from error
         finally:
             _current.path = None
+
+    def decode(self, content: Pixels) -> Pixels:
+        """Decode and convert the content of a file, a writable array; can raise any exception."""
+        with Image.open(BytesIO(content.data)) as image:
+            return self.convert(image, decode=partial(_decode, content))
 
     def convert(self, image: Image.Image, decode: Callable[[Image.Image], Pixels] = np.array) -> Pixels:
         """Convert an image that is open but not loaded; `decode` returns its pixels at full size, as `np.array` does.

@@ -3,8 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -163,6 +163,19 @@ QUEUES: dict[str, type[DeviceQueue]] = {"cpu": DeviceQueue, "cuda": CudaQueue}
 def create_queue(device: torch.device) -> DeviceQueue:
     """Create the queue for the type of a device."""
     return QUEUES[device.type](device)
+
+
+@contextmanager
+def float32_products(use_tf32: bool = False) -> Iterator[None]:
+    """Compute float32 matrix products and convolutions in float32 or in TF32; torch's own defaults for them differ."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = use_tf32
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:

@@ -12,11 +12,19 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
+import vitmnist
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.runtime.files import UnreadableError, append_bytes, encode_csv, read_json_or_yaml, write_atomic
+from vitmnist.runtime.files import (
+    UnreadableError,
+    append_bytes,
+    display_path,
+    encode_csv,
+    read_json_or_yaml,
+    write_atomic,
+)
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
 
@@ -34,13 +42,15 @@ OVERRIDES = Path(".hydra/overrides.yaml")
 """The file of the overrides in the folder of a run; Hydra uses the same name."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Result:
-    """The content of `result.json`; docs/records.md describes each key.
+    """The folder of a run, and the content of its `result.json`; docs/records.md describes each key.
 
-    `status` is one of `FINAL_STATUSES`; it is failed until the run ends.
+    `status` is one of `FINAL_STATUSES`; it is failed until the run ends. `pandas.DataFrame(result.epochs)` is a table
+    with a row for each epoch.
     """
 
+    folder: Path
     format: int = FORMAT
     status: str = "failed"
     error: str | None = None
@@ -64,6 +74,19 @@ class Result:
     dataset: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        epochs = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
+        last = self.epochs[-1] if self.epochs else {}
+        metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
+        accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
+        path = display_path(self.folder)
+        path = path if len(path) <= 50 else f"…{path[-49:]}"  # The path of a default folder can fill a line.
+        return f"Result({', '.join([self.status, epochs, *accuracies, path])})"
+
+    def load_model(self) -> Any:
+        """Load the trained model, as `vitmnist.load_model(result.folder)` does."""
+        return vitmnist.load_model(self.folder)
+
     @property
     def has_begun(self) -> bool:
         """Whether training has begun. An earlier failure can leave no record."""
@@ -82,36 +105,38 @@ class Result:
             raise UnreadableError("is not the result of a run")
         if (version := content.get("format", FORMAT)) != FORMAT:
             raise UnreadableError(f"has format {version}, and this version of vitmnist reads format {FORMAT}")
-        options = [option for option in fields(cls) if option.name in content]
+        options = [option for option in fields(cls) if option.name in content and option.name != "folder"]
         for option in options:
             if not _has_type(content[option.name], option.type):
                 raise UnreadableError(f"{option.name} has a value of a wrong type")
-        result = cls(**{option.name: content[option.name] for option in options})
+        result = cls(folder=path.parent, **{option.name: content[option.name] for option in options})
         metrics = [value for epoch in result.epochs for name, value in epoch.items() if name != "steps"]
         if not all(isinstance(value, int | float | None) for value in metrics):
             raise UnreadableError("epochs has a metric that is not a number")
         return result
 
-    def write(self, folder: Path) -> None:
+    def write(self) -> None:
         """Write `result.json` atomically; raises `OSError`."""
         self.ended_at = time.time()
-        content = json.dumps(asdict(self), indent=2, allow_nan=False)
-        write_atomic(folder / "result.json", content.encode())
+        record = asdict(self)
+        del record["folder"]  # The folder can be moved.
+        content = json.dumps(record, indent=2, allow_nan=False)
+        write_atomic(self.folder / "result.json", content.encode())
 
-    def write_epochs(self, folder: Path) -> None:
+    def write_epochs(self) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
+        write_atomic(self.folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
-    def append_epoch(self, folder: Path) -> None:
+    def append_epoch(self) -> None:
         """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it would slow 1,000 epochs by half."""
         _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
-        append_bytes(folder / "epochs.csv", row.encode())
+        append_bytes(self.folder / "epochs.csv", row.encode())
 
-    def write_config(self, folder: Path) -> None:
+    def write_config(self) -> None:
         """Write the overrides, and the configuration for `resume=`; raises `OSError`."""
-        (folder / CONFIG_FILE).parent.mkdir(exist_ok=True)
+        (self.folder / CONFIG_FILE).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG_FILE, self.config), (OVERRIDES, self.overrides)):
-            write_atomic(folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
+            write_atomic(self.folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
 
 
 def _has_type(value: object, hint: Any) -> bool:
@@ -129,7 +154,7 @@ def list_epoch_columns() -> tuple[str, ...]:
 
 
 @contextmanager
-def record_outcome(result: Result, config: Config, folder: Path, stop: StopSignal, world: World) -> Iterator[None]:
+def record_outcome(result: Result, config: Config, stop: StopSignal, world: World) -> Iterator[None]:
     """Record in `result.json` how the block ends."""
     try:
         yield
@@ -138,17 +163,17 @@ def record_outcome(result: Result, config: Config, folder: Path, stop: StopSigna
         if stop.reason and classify_error(error).cause == "worker":
             # The signal that stops the run also stopped its workers.
             error = create_interruption(stop.reason)
-        record_failure(error, result, config, folder, world)
+        record_failure(error, result, config, world)
         if error is raised:
             raise
         raise error from raised
     world.disconnect()
     result.status = "completed"
     if world.is_main:
-        result.write(folder)
+        result.write()
 
 
-def record_failure(error: BaseException, result: Result, config: Config, folder: Path, world: World) -> None:
+def record_failure(error: BaseException, result: Result, config: Config, world: World) -> None:
     """Record why a run did not complete, unless it was refused before training."""
     failure = classify_error(error)
     if failure.status == "interrupted" and result.has_begun:
@@ -159,7 +184,7 @@ def record_failure(error: BaseException, result: Result, config: Config, folder:
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:
         if world.is_main:
-            result.write(folder)
+            result.write()
     except OSError as write_error:
         # A failed write must not hide the error that ended the run.
         log.warning("cannot write the records: %s", classify_error(write_error).message)

@@ -129,14 +129,14 @@ def read_run(folder: Path) -> Run:
     try:
         return Run(folder, Result.from_json(folder / "result.json"))
     except UnreadableError as error:
-        result = Result(status="unreadable", error=f"{folder.name}/result.json: {error}")
+        result = Result(folder=folder, status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
         if is_in_use(folder):
-            result = Result(status="running")
+            result = Result(folder=folder, status="running")
         elif (folder / ".lock").exists():
-            result = Result(status="killed", error="it left no result.json")
+            result = Result(folder=folder, status="killed", error="it left no result.json")
         else:
-            result = Result(status="not started")
+            result = Result(folder=folder, status="not started")
     with suppress(FileNotFoundError, UnreadableError):
         config = read_json_or_yaml(folder / CONFIG_FILE)
         result.config = config if isinstance(config, dict) else None

@@ -15,6 +15,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
 from vitmnist.metrics.epoch_table import SAVE_S
+from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.batch import enumerate_batches
@@ -78,7 +79,7 @@ def evaluate(
     functions = get_batch_metrics()
     timer = EpochTimer(device)
     timer.start()
-    with torch.inference_mode():
+    with torch.inference_mode(), float32_products():
         for index, (images, labels) in timer.waiting(enumerate_batches(loader, epoch=0)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(index), sampler.num_images(index)

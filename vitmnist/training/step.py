@@ -132,7 +132,7 @@ class TrainStep:
         for micro in microbatches:
             is_last = micro is microbatches[-1]
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
-            with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.matmul_precision():
+            with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.float32_products():
                 outputs = self.runner(micro)
                 loss = outputs["loss"] / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
@@ -219,7 +219,8 @@ class TrainStep:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
         self._skipped_steps.zero_()
-        self._scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # Empty, unless the run used fp16.
+            self._scaler.load_state_dict(state["scaler"])
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 

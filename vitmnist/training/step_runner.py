@@ -3,8 +3,8 @@
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -18,6 +18,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.losses import Loss
 from vitmnist.metrics import get_batch_metrics
+from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -80,7 +81,7 @@ class StepRunner:
         """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
         self.mode = Mode.GRAPHED
         self.active_module = self._graphed_module
-        with self.matmul_precision():
+        with self.float32_products():
             if self.preprocess.has_mixing:
                 batch = self._mix(batch)
             self.model.zero_grad()
@@ -118,18 +119,9 @@ class StepRunner:
         module = self.active_module
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
-    @contextmanager
-    def matmul_precision(self) -> Iterator[None]:
-        """Use TF32 for the float32 matrix products within the block, if configured. Evaluation never uses TF32."""
-        if self.precision != Precision.tf32:
-            yield
-            return
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+    def float32_products(self) -> AbstractContextManager[None]:
+        """Compute float32 products within the block in TF32, if configured. Evaluation never uses TF32."""
+        return float32_products(use_tf32=self.precision == Precision.tf32)
 
     def _mix(self, batch: Batch) -> Batch:
         assert batch.keys is not None

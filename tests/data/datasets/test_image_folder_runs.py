@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
-from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
 from vitmnist.data.datasets import image_folder
 from vitmnist.data.images import ImageReader, Pixels
+from vitmnist.inference.trained_model import load_model
 from vitmnist.runtime import memory
 
 __all__ = ["folder"]  # a fixture
@@ -84,10 +83,10 @@ def test_a_run_records_the_range_of_32_bit_images_for_all_that_read_files_later(
         path.unlink()
     typed = [*overrides(folder), "data.dataset.range_32_bit=[0,0.5]"]
     assert train_here(*typed, "hydra.run.dir=run", "epochs=1").returncode == 0
-    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    model = load_model(tmp_path / "run", device="cpu")
     grey = round(255 * 0.17 / 0.5)
-    assert (model.build_reader()(folder / "dog" / "7.tif") == grey).all()
-    split = evaluate.evaluate(tmp_path / "run", ["data.dataset.test_share=0"], None).split
+    assert (model.reader(folder / "dog" / "7.tif") == grey).all()
+    split = model.evaluate(overrides=["data.dataset.test_share=0"]).split
     assert (split.images[split.files.names.index("dog/7.tif")] == grey).all()
     assert call_here(evaluate.main, "run").stderr == ""
     assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "")

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed
-from vitmnist.checkpoint.inference import load_inference_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
@@ -18,6 +17,7 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, get_file_reader, make_dataset
 from vitmnist.data.images import ColorMode, ImageReader, to_tensor
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.inference.trained_model import load_model
 
 
 @dataclass
@@ -59,7 +59,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     data = ["+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}", "~data/dataset"]
     typed = [data[1], data[0], "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run"]
     succeed(*typed)
-    model = load_inference_model(tmp_path / "run", torch.device("cpu"))
+    model = load_model(tmp_path / "run", device="cpu")
     assert model.dataset["side"] == 14
     assert "path" not in model.dataset, "a folder of this machine is none of the weights' business"
     evaluated = json.loads(call_here(evaluate_main, "run", "--json", "--predictions").stdout.splitlines()[-1])
@@ -69,6 +69,10 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
     Image.new("L", (28, 28)).save(tmp_path / "other.png")
     assert "other.png: is no scan" in call_here(predict_main, "run", "other.png").stderr
+    assert len(model(np.zeros((2, 1, 14, 14), np.uint8))) == 2
+    for image in (Image.new("L", (28, 28)), np.zeros((28, 28), np.uint8)):
+        with pytest.raises(DataError, match=r"scans has its own reader of files; .* uint8 arrays \[1, 14, 14\]"):
+            model(image)
     np.save(tmp_path / "large.npy", np.zeros((28, 28), dtype=np.uint8))
     with monkeypatch.context() as patch:
         patch.setattr(ScansOptions, "reader", property(lambda options: lambda path: Image.new("L", (9, 9))))

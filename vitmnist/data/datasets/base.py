@@ -72,6 +72,9 @@ class Split(TensorSet):
     files: ImageFiles | None = None
     sha256: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} images {list(self.images.shape[1:])}, {len(self.classes)} classes)"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         images, labels = self.images, self.labels
@@ -121,6 +124,11 @@ class Dataset:
     _: KW_ONLY
     validation: Split | None = None
     undivided_checksums: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        sizes = " and ".join(f"{len(split):,} {name}" for name, split in self.splits.items())
+        shape, classes = [*self.train.images.shape[1:]], len(self.train.classes)
+        return f"Dataset({self.name:.24}: {sizes} images {shape}, {classes} classes)"
 
     def __post_init__(self) -> None:
         if not len(self.train):

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
@@ -30,6 +29,7 @@ from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, decoder_thread_context
 from vitmnist.runtime.files import expand_home
+from vitmnist.runtime.progress import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
 

@@ -1,20 +1,21 @@
-"""The run that `evaluate`, `predict` and `export` use: its arguments, its configuration and its dataset."""
+"""The evaluation of a trained model: its configuration, its dataset and its results."""
 
 import sys
-from argparse import ArgumentParser
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from vitmnist.checkpoint.storage import WEIGHT_FILES
-from vitmnist.cli.arguments import parse_key
-from vitmnist.cli.resume import load_recorded_config
+from torch import Tensor
+
+from vitmnist.config import parse_key
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
-from vitmnist.data.datasets.base import DATASETS, Dataset, build_dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
+from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.runs import read_run
+from vitmnist.training.loop import Predictions
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
@@ -27,38 +28,70 @@ UNDIVIDED = {
 }
 
 
-def add_run_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments that `evaluate`, `predict` and `export` share."""
-    parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--weights", choices=[*WEIGHT_FILES], help="default: the first of these that exists")
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """The predictions of a model on a split, and the registered metrics by name.
+
+    Args:
+        split_name: train, validation or test; all, if the dataset has one split.
+        split: the evaluated images; their labels are the model's.
+        metrics: the values of the registered metrics, such as `acc` in percent.
+    """
+
+    weights: Path
+    split_name: str
+    split: Split
+    predictions: Predictions
+    metrics: dict[str, float]
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in [*self.metrics.items()][:4])
+        return f"Evaluation({self.split_name} split, {len(self.split):,} images, {metrics})"
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions in percent."""
+        return self.metrics["acc"]
+
+    @property
+    def confusion_matrix(self) -> Tensor:
+        """The number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
+        return self.predictions.confusion_matrix(len(self.split.classes))
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return a row per image: file name or index, true class, predicted class and its probability."""
+        predicted, probabilities = self.predictions.predicted.tolist(), self.predictions.confidence.tolist()
+        actual, classes = self.split.labels.tolist(), self.split.classes
+        return [
+            {
+                "image": self.split.name(index),
+                "true_class": classes[actual[index]],
+                "predicted_class": classes[predicted[index]],
+                "probability": probabilities[index],
+            }
+            for index in indices
+        ]
 
 
-def add_dataset_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments that `evaluate` and `export` share."""
-    add_run_arguments(parser)
-    parser.add_argument(
-        "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
-    )
-
-
-def load_evaluation_config(folder: Path, overrides: list[str], overridable: Sequence[str]) -> Config:
+def load_evaluation_config(folder: Path, overrides: Sequence[str], overridable: Sequence[str]) -> Config:
     """Load the recorded configuration of a run, and apply overrides.
 
     Raises:
         ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
+        HydraException, OmegaConfBaseException: an override is wrong.
     """
     for override in overrides:
         if not is_under(_dotted_key(override), overridable):
             allowed = ", ".join(overridable)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    return load_recorded_config(folder, overrides)
+    return load_recorded_config(folder, [*overrides])
 
 
 def _dotted_key(override: str) -> str:
     return parse_key(override).replace("/", ".")
 
 
-def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: list[str]) -> Dataset:
+def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[str]) -> Dataset:
     """Build the dataset of an evaluation, and warn if images of the run have changed since training.
 
     Raises:

@@ -1,0 +1,347 @@
+"""`vitmnist.train`: a run from Python is the run of the command line, and leaves the process as it was."""
+
+import asyncio
+import gc
+import logging
+import multiprocessing
+import os
+import random
+import re
+import runpy
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.version import VersionBase
+
+import vitmnist
+from tests.conftest import (
+    PLAIN,
+    REPOSITORY,
+    Printed,
+    Start,
+    assert_same_run,
+    assert_same_weights,
+    result_of,
+    write_mnist_like,
+)
+from tests.support.pages import blocks
+from tests.support.processes import run_python
+from vitmnist.cli.train_function import RUN_LOCK, to_overrides
+from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
+from vitmnist.runtime.signals import signal_handler
+from vitmnist.tracking.result import Result
+
+STATES: dict[str, Callable[[], object]] = {
+    "random state of torch": lambda: torch.get_rng_state().tolist(),
+    "random state of NumPy": lambda: str(np.random.get_state()),
+    "random state of Python": random.getstate,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+    "warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
+    "filled memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+    "cuDNN": lambda: (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+    "precision": torch.get_float32_matmul_precision,
+    "dtype": torch.get_default_dtype,
+    "threads of torch": torch.get_num_threads,
+    "gradients": torch.is_grad_enabled,
+    "log handlers": lambda: [*logging.root.handlers],
+    "log levels": lambda: {name: logging.getLogger(name).level for name in ("root", "vitmnist", "hydra")},
+    "log errors": lambda: logging.raiseExceptions,
+    "signal handlers": lambda: [signal.getsignal(signum) for signum in signal.valid_signals()],
+    "working directory": Path.cwd,
+    "garbage collector": lambda: (gc.isenabled(), gc.get_threshold()),
+    "composer of Hydra": lambda: (GlobalHydra.instance(), GlobalHydra.instance().hydra),
+    "configuration of Hydra": lambda: HydraConfig.instance().cfg,
+    "version of Hydra": lambda: VersionBase.instance().version_base,
+    "warnings": lambda: (warnings.filters[:], warnings.showwarning),
+    "environment": lambda: dict(os.environ),
+    "start method": lambda: multiprocessing.get_start_method(allow_none=True),
+    "arguments": lambda: [*sys.argv],
+    "modules path": lambda: [*sys.path],
+}
+HYDRA_PROGRAM = """
+import gc, logging
+import hydra, vitmnist
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+
+ConfigStore.instance().store("base", {"seeds": [1, 2]})
+
+@hydra.main(config_path=None, config_name="base", version_base="1.3")
+def main(config):
+    folder = HydraConfig.get().runtime.output_dir
+    for seed in config.seeds:
+        vitmnist.train(*OVERRIDES, seed=seed, folder=f"seed {seed}")
+    assert HydraConfig.get().runtime.output_dir == folder
+    assert hydra.compose("base").seeds == [1, 2]
+    assert gc.isenabled() and not gc.get_freeze_count()
+    logging.getLogger(__name__).info("both are trained")
+
+main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read_states() -> dict[str, object]:
+    return {name: read() for name, read in STATES.items()}
+
+
+def differences(before: dict[str, object]) -> list[str]:
+    return [name for name, state in read_states().items() if state != before[name]]
+
+
+class SignalAfterEpoch(logging.Handler):
+    """Sends a signal to this process after the first epoch."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("epoch 1/"):
+            signal.raise_signal(self.signum)
+
+
+def test_a_run_from_python_is_the_run_of_the_command_line(stateful: list[str], runs: Path, tmp_path: Path) -> None:
+    whole, folder = runs / "whole", tmp_path / "python"
+    result = vitmnist.train(*stateful, folder=folder)
+    assert_same_run(whole, folder)
+    typed, called = result_of(whole), result_of(folder)
+    assert (typed["overrides"], typed["config"]) == (called["overrides"], called["config"])
+    assert typed.keys() == called.keys()
+    files = [{re.sub(r"\d+", "", path.name) for path in run.iterdir()} for run in (whole, folder)]
+    assert files[0] == files[1]
+    assert "Results: python" in (folder / "vitmnist.log").read_text()
+    assert result == Result.from_json(folder / "result.json")
+    assert result.folder == folder
+    assert pandas.DataFrame(result.epochs)["eval_acc"].tolist() == [epoch["eval_acc"] for epoch in typed["epochs"]]
+    assert repr(result).startswith("Result(completed, 2 epochs, eval_acc ")
+    assert len(repr(result)) < 120
+    assert vitmnist.train(resume=folder) == result
+
+
+@pytest.mark.parametrize("max_minutes", [None, 0])
+def test_a_run_leaves_the_process_as_it_was(
+    max_minutes: float | None, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    monkeypatch.setattr(GlobalHydra.instance(), "hydra", object())
+    monkeypatch.setattr(VersionBase.instance(), "version_base", object())
+    logger, program_log = logging.getLogger("vitmnist"), logging.FileHandler(tmp_path / "program.log", "w")
+    logging.root.addHandler(program_log)
+    logger.setLevel(logging.DEBUG)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        before = read_states()
+        if max_minutes is None:
+            vitmnist.train(*stateful, "hydra.verbose=true", folder="run", schedule="one_cycle")
+        else:
+            with pytest.raises(TimeoutError):
+                vitmnist.train(*stateful, folder="run", max_minutes=max_minutes)
+        assert differences(before) == []
+        logger.info("still open")
+    finally:
+        torch.use_deterministic_algorithms(False)
+        logger.setLevel(logging.NOTSET)
+        logging.root.removeHandler(program_log)
+        program_log.close()
+    assert (tmp_path / "program.log").read_text() == "still open\n"
+    assert "still open" not in (tmp_path / "run" / "vitmnist.log").read_text()
+
+
+def test_runs_of_one_process_are_equal_also_in_a_loop_of_asyncio_and_in_a_thread(
+    stateful: list[str], runs: Path, tmp_path: Path
+) -> None:
+    async def train() -> None:
+        vitmnist.train(*stateful, folder="loop")
+        await asyncio.to_thread(vitmnist.train, *stateful, folder="thread")
+
+    asyncio.run(train())
+    for name in ("loop", "thread"):
+        assert_same_weights(runs / "whole", tmp_path / name)
+
+
+def test_a_program_of_hydra_trains_and_goes_on(quick: list[str], tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(HYDRA_PROGRAM.replace("OVERRIDES", repr(quick)))
+    ended = run_python("program.py", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("both are trained\n")
+    assert [result_of(tmp_path / f"seed {seed}")["config"]["seed"] for seed in (1, 2)] == [1, 2]
+
+
+def test_keywords_become_overrides() -> None:
+    keys: dict[str, Any] = {
+        "epochs": 3,
+        "ema_decay": np.float64(0.5),
+        "patience": None,
+        "model": "cnn",
+        "init_skip": ["head.*", "a b"],
+        "lr_scale": {"*": 0.1, "head.*": 1},
+        "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is é")}},
+        "data.loader.num_workers": 4,
+        "data/augment": "shift",
+        "resume": Path("it is"),
+    }
+    assert [*to_overrides(keys)] == [
+        *("epochs=3", "ema_decay=0.5", "patience=null", "model=cnn", "init_skip=['head.*','a b']"),
+        *("lr_scale={*:0.1,head.*:1}", "data/loader=disk", "data.drop_last=true", "data.dataset.path='it is é'"),
+        *("data.loader.num_workers=4", "data/augment=shift", "resume=it is"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "null", "true", "1e3", "1_000", "a,b", "choice(1,2)", "it's", "[a]", "a\\", "é", "ø/x"),
+        *(1e-05, 1e16, -3, True, [[]], [None, "3"]),
+    ],
+    ids=repr,
+)
+def test_a_value_arrives_as_it_is(value: object) -> None:
+    (override,) = to_overrides({"key": value})
+    parsed = OverridesParser.create().parse_override(override)
+    assert parsed.value() == value
+    assert type(parsed.value()) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys", "message"),
+    [
+        (["batch_size=3,6"], {}, "batch_size=3,6: is a sweep; call vitmnist.train for each value"),
+        (["epochs=range(3)"], {}, r"epochs=range\(3\): is a sweep"),
+        (["data/loader=choice(ram,disk)"], {}, r"data/loader=choice\(ram,disk\): is a sweep"),
+        ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be a member's name"),
+        ([], {"epochs": [1, 2]}, r"epochs=\[1, 2\]: must be int"),
+        ([], {"seed": range(3)}, r"seed=range\(0, 3\): must be a number, text"),
+        (["-m", "epochs=1"], {}, "-m: is for the command line"),
+        (["hydra.mode=MULTIRUN"], {}, "hydra.mode=MULTIRUN: is a sweep"),
+    ],
+)
+def test_what_is_not_one_run_is_refused(overrides: list[str], keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        vitmnist.train(*overrides, **keys)
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        (ConfigError, ["lr=0.1"]),
+        (ConfigError, ["model=cn"]),
+        (ConfigError, ["batch_size=many"]),
+        (ConfigError, ["batch_size=0"]),
+        (ConfigError, ["resume=absent"]),
+        (ConfigError, ["optimizer.lr=[1"]),
+        (DataError, ["data/dataset=image_folder", "data.dataset.path=.", "data.root=."]),
+        (TrainingError, ["optimizer=sgd", "optimizer.lr=1e30", "checkpoint.every_minutes=1e-9"]),
+    ],
+)
+def test_an_error_has_the_message_of_the_command_line(
+    error: type[Exception], arguments: list[str], quick: list[str], refuse: Printed
+) -> None:
+    arguments = [*quick, *arguments] if error is TrainingError else arguments
+    with pytest.raises(error) as raised:
+        vitmnist.train(*arguments)
+    assert refuse(*arguments) == f"error: {raised.value}\n"
+
+
+def train_until_ctrl_c() -> None:
+    """Call `vitmnist.train` with the arguments of this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job of a shell ignores the signal.
+    try:
+        vitmnist.train(*sys.argv[1:])
+    except KeyboardInterrupt as interrupted:
+        print("KeyboardInterrupt:", interrupted)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    sys.exit()
+
+
+def test_ctrl_c_saves_a_run_that_is_resumed_bit_for_bit(stateful: list[str], start: Start, tmp_path: Path) -> None:
+    arguments = [*stateful, "epochs=30"]
+    process = start(*arguments, "hydra.run.dir=cut", before=train_until_ctrl_c)
+    code, output = process.until("epoch 2/").ended(signal.SIGINT)
+    assert code == 0, output
+    message = "KeyboardInterrupt: SIGINT was received; results: cut, resume with vitmnist.train(resume='cut')"
+    assert output.endswith(f"{message}\n")
+    assert 2 <= len(result_of(tmp_path / "cut")["epochs"]) < 30
+    assert vitmnist.train(resume="cut").resumed
+    vitmnist.train(*arguments, folder="whole")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    ("signum", "epochs", "raised", "status"),
+    [
+        (signal.SIGTERM, 2, RunInterrupted, "interrupted"),
+        (signal.SIGINT, 1, KeyboardInterrupt, "completed"),
+    ],
+)
+def test_no_signal_is_lost(
+    signum: int, epochs: int, raised: type[BaseException], status: str, quick: list[str], tmp_path: Path
+) -> None:
+    """The first stops the run after its epoch; the second arrives in the last one."""
+    handler = SignalAfterEpoch(signum)
+    logging.getLogger("vitmnist").addHandler(handler)
+    try:
+        message = r"was received; results: cut, resume with vitmnist.train\(resume='cut'\)$"
+        # A background job of a shell ignores SIGINT.
+        with signal_handler(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
+            vitmnist.train(*quick, folder="cut", epochs=epochs)
+    finally:
+        logging.getLogger("vitmnist").removeHandler(handler)
+    assert result_of(tmp_path / "cut")["status"] == status
+
+
+def test_two_runs_at_a_time_are_refused(quick: list[str]) -> None:
+    with RUN_LOCK, pytest.raises(ConfigError, match="another thread of this process trains"):
+        vitmnist.train(*quick)
+
+
+def test_a_worker_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
+    """With the start method `spawn`, a worker runs the script under the name `__mp_main__`."""
+    (tmp_path / "script.py").write_text("import vitmnist; vitmnist.train(resume='absent')")
+    with pytest.raises(ConfigError, match="worker processes import this script; call it below if __name__"):
+        runpy.run_path("script.py", run_name="__mp_main__")
+
+
+def test_a_notebook_without_widgets_gets_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", ModuleType("zmqshell"))
+    ipython: Any = ModuleType("IPython")
+    ipython.get_ipython = lambda: None
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook", "vitmnist.runtime.progress"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        progress = import_module("vitmnist.runtime.progress")
+    assert list(progress.tqdm(range(3), disable=None)) == [0, 1, 2]
+
+
+def test_the_documented_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_mnist_like(tmp_path / "KMNIST" / "raw", 200, 20)
+    few = partial(vitmnist.train, "data/dataset=kmnist", f"data.root={tmp_path}", PLAIN, model="cnn")
+    monkeypatch.setattr(vitmnist, "train", few, raising=False)
+    names: dict[str, Any] = {}
+    for block in blocks("python", REPOSITORY / "docs" / "python.md"):
+        exec(block, names)
+    assert names["result"].epochs
+    assert len(names["table"]) == 4
