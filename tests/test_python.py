@@ -179,6 +179,7 @@ def test_runs_of_one_process_are_equal_also_in_a_loop_of_asyncio_and_in_a_thread
         assert_same_weights(runs / "whole", tmp_path / name)
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="hydra.main of Hydra 1.3.8 fails there")
 def test_a_program_of_hydra_trains_and_goes_on(quick: list[str], tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(HYDRA_PROGRAM.replace("OVERRIDES", repr(quick)))
     ended = run_python("program.py", folder=tmp_path)
