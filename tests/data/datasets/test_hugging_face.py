@@ -100,8 +100,9 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=r"columns\.label=null: must name the column of each label; the columns are"):
         load(tmp_path / "a")
     assert load(tmp_path / "a", columns={"image": "photo", "label": "old"}).train.classes == ("0", "1", "2")
-    with pytest.raises(DataError, match=r"columns note and tree: "):
-        load(path, columns={"image": "note", "label": None}).train
+    rows(range(30), tree=[-1] * 30).save_to_disk(tmp_path / "hidden")
+    with pytest.raises(DataError, match=r"columns photo and tree: int2str raised ValueError: Invalid integer .* -1"):
+        load(tmp_path / "hidden")
     (tmp_path / "b.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"data\.dataset\.path=.*b\.parquet cannot be read: "):
         load(tmp_path / "b.parquet")

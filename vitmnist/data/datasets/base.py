@@ -246,7 +246,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
     """Load a dataset: its splits of uint8 images, labels and channel statistics.
 
     Args:
-        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, arrays, or your own.
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, arrays, hugging_face, or your own.
         root: the folder for downloaded and decoded files; `~` is the home folder.
         options: the keys of the dataset's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 
