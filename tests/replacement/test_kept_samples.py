@@ -205,7 +205,7 @@ def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monke
 
 
 VALUES: list[Any] = [
-    *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"".decode()),
+    *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"\0\xff"),
     *(np.float32(0.1), np.int8(-3), np.bool_(True), np.zeros((0, 3)), np.arange(6, dtype=np.uint16).reshape(2, 3)),
     *(np.arange(12).reshape(3, 4)[::-1, ::2], np.array(3.5), np.array([True]), np.complex64(1j)),
     *(torch.tensor(4), torch.zeros(0, 2), torch.rand(2, 3, dtype=torch.float64), torch.rand(3).bfloat16()),
@@ -281,7 +281,7 @@ def test_tensors_keep_their_strides_and_share_their_storage() -> None:
 
 def test_what_a_file_cannot_keep_is_named() -> None:
     for value in (
-        *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
+        *(None, object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(
             Image.new("RGBa", (2, 2)),
             torch.zeros(2).to_sparse(),
@@ -295,7 +295,7 @@ def test_what_a_file_cannot_keep_is_named() -> None:
             encode_samples([{"value": value}], flatten_tree({"value": 0})[1])
     image = draw(1)
     image.info["path"] = Path("file")
-    with pytest.raises(DataError, match=r"an image with metadata other than .*Path.*; a file keeps only"):
+    with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file keeps only"):
         encode_samples([image], flatten_tree(0)[1])
     with pytest.raises(DataError, match="the samples differ in their structure"):
         encode_samples([[1, 2]], flatten_tree([0])[1])

@@ -10,20 +10,21 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import iTXt
 from PIL.TiffImagePlugin import IFDRational
 from torch import Tensor
 
 from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import open_or_write_cache
-from vitmnist.store.tree import TreeStructure, flatten_tree, map_leaves, sort_dims_by_stride, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[..., Image.Image | Tensor]
@@ -35,12 +36,14 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 TV_TENSORS = ("Image", "Mask", "Video")
 """Torchvision's tv_tensors that have no attributes besides their values."""
 FILE_ADVICE = (
-    "a file keeps only images, tensors, arrays, numbers and text in dicts, lists and tuples, of one structure; convert "
-    "it, or use ram"
+    "a file keeps only images, tensors, arrays, numbers, text and bytes in dicts, lists and tuples, of one structure; "
+    "convert it, or use ram"
 )
 """This text ends the message about a sample that cannot be stored in a file."""
 MAX_STORAGE_RATIO = 2
 """A tensor is copied out of a storage that is more than this many times larger than the tensor."""
+parse_literal = lru_cache(ast.literal_eval)
+"""Samples of a dataset have few different structures of metadata."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +226,17 @@ def encode_as_json_and_bytes(sample: object, structure: TreeStructure) -> list[B
     descriptions: list[object] = []
     buffers: list[Buffer] = []
     for leaf in leaves:
-        if type(leaf) in (int, float, bool, str):
+        if type(leaf) in (int, float, bool, str, iTXt):
             descriptions.append(leaf)
+        elif isinstance(leaf, IFDRational):
+            descriptions.append({"rational": (leaf.numerator, leaf.denominator)})
+        elif isinstance(leaf, bytes):
+            buffers.append(leaf)
+            descriptions.append({"kind": "bytes"})
         elif isinstance(leaf, Image.Image) and leaf.mode in IMAGE_MODES:
-            buffers.append(leaf.tobytes())
-            descriptions.append(_describe_image(leaf) | {"info": _encode_info(leaf.info)})
+            info = flatten_tree(leaf.info)[1]
+            buffers += [b"".join(encode_as_json_and_bytes(leaf.info, info)), leaf.tobytes()]
+            descriptions.append(_describe_image(leaf) | {"info": info.text})
         else:
             kind, tensor = _to_plain_tensor(leaf)
             order = sort_dims_by_stride(tensor)  # The order keeps the memory format, such as channels last.
@@ -248,9 +257,14 @@ def decode_json_and_bytes(
     for description in json.loads(bytes(head)):
         if not isinstance(description, dict):
             leaves.append(description)
+        elif "rational" in description:
+            leaves.append(IFDRational(*description["rational"]))
         elif "mode" in description:
-            description["info"] = map_leaves(_swap_rational, ast.literal_eval(description["info"]))
+            info = TreeStructure(description["info"], parse_literal(description["info"]))
+            description["info"] = decode_json_and_bytes(next(remaining), info, load_image)
             leaves.append(load_image(next(remaining), **description))
+        elif description["kind"] == "bytes":
+            leaves.append(bytes(next(remaining)))
         else:
             values = next(remaining) if as_views else bytearray(next(remaining))
             leaves.append(_load_array(values, **description))
@@ -295,22 +309,6 @@ def _load_image(content: Buffer, mode: str, size: Sequence[int], palette: Any, i
         image.putpalette(bytes(palette[0]), palette[1])
     image.info = info
     return image
-
-
-def _encode_info(info: dict[Any, Any]) -> str:
-    """Return the metadata of an image as a Python literal; raises `DataError` if it cannot be read back."""
-    text = ascii(map_leaves(_swap_rational, info))
-    with suppress(SyntaxError, TypeError, ValueError):
-        if map_leaves(_swap_rational, ast.literal_eval(text)) == info:
-            return text
-    raise DataError(f"a sample has an image with metadata other than text, bytes and numbers: {text}; {FILE_ADVICE}")
-
-
-def _swap_rational(leaf: Any) -> Any:
-    """Convert a rational number of EXIF into a complex number, which can be a literal, or back."""
-    if isinstance(leaf, IFDRational):
-        return complex(leaf.numerator, leaf.denominator)
-    return IFDRational(int(leaf.real), int(leaf.imag)) if isinstance(leaf, complex) else leaf
 
 
 def _load_image_tensor(content: Buffer, mode: str, size: Sequence[int], as_view: bool, **others: object) -> Tensor:
