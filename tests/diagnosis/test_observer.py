@@ -93,23 +93,6 @@ def test_subclasses_with_an_iteration_of_their_own_are_observed_once(tmp_path: P
     assert not any(loader["timings"] for loader in report["loaders"]), "the script failed"
 
 
-def test_a_loader_that_is_none_of_torch_is_named_by_its_class(tmp_path: Path) -> None:
-    script = """
-class PipelineLoader:
-    def __iter__(self):
-        return iter(range(30))
-class Pipeline(PipelineLoader):
-    pass
-loader = Pipeline()
-for batch in loader:
-    pass
-"""
-    process, report = diagnose(tmp_path, script)
-    assert (report["incomplete"], report["not_observed"]) == (NO_LOADER, ["__main__.Pipeline"])
-    assert "not observed: __main__.Pipeline, which is not from torch.utils.data" in process.stderr
-    assert (report["waiting_pct"], process.returncode) == (None, 0)
-
-
 def test_a_loader_in_another_thread_has_times_and_the_script_no_verdict(tmp_path: Path) -> None:
     script = f"""{SLOW_DATA}
 import queue, threading
