@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
 from vitmnist.diagnosis.observed_loader import OTHER_THREAD, LoaderInfo
-from vitmnist.diagnosis.script_report import NO_LOADER
 
 
 def test_loops_of_each_kind_are_observed_and_others_tried_for_those_that_wait(tmp_path: Path) -> None:
