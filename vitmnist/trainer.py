@@ -299,7 +299,7 @@ class Trainer:
             return
         kind = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
+            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
         self.result.test = {"weights": kind, **metrics}
