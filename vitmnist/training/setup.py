@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +26,13 @@ from vitmnist.training.fine_tuning import load_initial_weights
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
+
+
+def resolve_dataset_options(config: Config) -> Config:
+    """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
+    _, options = DATASETS.resolve(config.data.dataset)
+    resolved: dict[str, Any] = getattr(options, "resolve_auto", dict)()
+    return replace(config, data=replace(config.data, dataset=config.data.dataset | resolved))
 
 
 def check_config(config: Config, device: torch.device) -> None:
