@@ -42,6 +42,5 @@ def main() -> None:
         print(json.dumps(runs))
         return
     for run in runs:
-        if run["written_at"] is not None:
-            run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
+        run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
     echo(tabulate(runs, headers="keys", tablefmt="plain", disable_numparse=True))
