@@ -41,7 +41,14 @@ from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
-from vitmnist.training.setup import build_loss, build_model, check_batch_norm, check_config, read_dataset
+from vitmnist.training.setup import (
+    build_loss,
+    build_model,
+    check_batch_norm,
+    check_config,
+    read_dataset,
+    resolve_dataset_options,
+)
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
 from vitmnist.training.step_runner import StepRunner
@@ -69,7 +76,8 @@ class Trainer:
     def __init__(
         self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
     ) -> None:
-        self.config, self.folder, self.stop, self.world = config, folder, stop, world
+        self.config = config = resolve_dataset_options(config)
+        self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
@@ -299,7 +307,7 @@ class Trainer:
             return
         kind = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
+            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
         self.result.test = {"weights": kind, **metrics}

@@ -7,17 +7,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.conftest import Printed, Start, result_of
+from tests.conftest import Start, result_of
 from vitmnist.tracking.loggers.wandb import Wandb, WandbOptions
 from vitmnist.tracking.result import Result
-
-
-def test_a_failing_logger_is_an_error(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*parts: object) -> None:
-        raise OSError("no network")
-
-    monkeypatch.setattr("vitmnist.tracking.loggers.tensorboard.TensorBoard.add_epoch", fail)
-    assert "error: cannot write the records: no network" in refuse(*quick)
 
 
 def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

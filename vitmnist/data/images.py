@@ -32,10 +32,11 @@ _current = threading.local()
 
 
 class ColorMode(str, Enum):
-    """The channels to which images are converted."""
+    """The channels to which images are converted; a dataset replaces `auto` by the mode that its images need."""
 
     grey = "grey"
     rgb = "rgb"
+    auto = "auto"
 
 
 class ResizeMode(str, Enum):

@@ -22,7 +22,15 @@ from torch import Tensor
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
 from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import LabelledFiles, describe_empty_classes, label_splits, list_splits
+from vitmnist.data.image_listing import (
+    EXTENSIONS,
+    LabelledFiles,
+    describe_empty_classes,
+    label_splits,
+    list_files,
+    list_splits,
+    sort_by_hash,
+)
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, collect_file_warnings, to_tensor
 from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError, DataError, join_names
@@ -45,6 +53,8 @@ MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
 """Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
+PROBED_IMAGES = 100
+"""The number of images that decide whether images are read in colour."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
 
@@ -57,8 +67,8 @@ class ImageFolderOptions(SizeOptions):
     labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
     suffix: str = config_field("", may_change=True)
-    size: int = config_field(28, at_least=1)
-    mode: ColorMode = ColorMode.grey
+    size: Any = config_field(28, at_least=1)
+    mode: ColorMode = ColorMode.auto
     resize: ResizeMode = ResizeMode.stretch
     test_share: float = config_field(0.2, at_least=0, below=1)
     skip_unreadable: bool = False
@@ -70,13 +80,30 @@ class ImageFolderOptions(SizeOptions):
     @property
     def shape(self) -> tuple[int, int, int]:
         """`[C, H, W]` of the images."""
-        return (1 if self.mode == ColorMode.grey else 3), self.size, self.size
+        return (1 if self.mode == ColorMode.grey else 3), *self.height_and_width
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        """The size of the images; raises `ConfigError` unless `size` is a number of pixels or a pair."""
+        sides = self.size if isinstance(self.size, list) else [self.size, self.size]
+        if len(sides) != 2 or any(type(side) is not int for side in sides):
+            raise ConfigError(f"data.dataset.size={self.size}: must be a number of pixels, or [height, width]")
+        return sides[0], sides[1]
 
     @property
     def reader(self) -> ImageReader:
         """The reader that turns a file into pixels."""
         values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
-        return ImageReader((self.size, self.size), self.mode, self.resize, self.draft, self.max_16_bit, values)
+        return ImageReader(self.height_and_width, self.mode, self.resize, self.draft, self.max_16_bit, values)
+
+    def resolve_auto(self) -> dict[str, Any]:
+        """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, otherwise grey."""
+        if self.mode != ColorMode.auto:
+            return {}
+        folder = expand_home(self.path)
+        files = [(path, "") for path in list_files(folder) if path.name.lower().endswith(EXTENSIONS)]
+        has_colors = any(_has_colors(self.reader, path) for path, _ in sort_by_hash(files, folder)[:PROBED_IMAGES])
+        return {"mode": (ColorMode.rgb if has_colors else ColorMode.grey).value}
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -91,7 +118,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         DataError: a class has no images, or images are unreadable and `skip_unreadable` is false.
         OutOfSpaceError: the disk of `root` has too little room for the decoded images.
     """
-    folder = expand_home(options.path).absolute()
+    options, folder = replace(options, **options.resolve_auto()), expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
@@ -116,6 +143,13 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     _log_problems(folder, metadata)
     splits = _make_splits(decoder, images, labels, classes, metadata)
     return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]))
+
+
+def _has_colors(reader: ImageReader, path: Path) -> bool:
+    with suppress(DataError):  # It is reported when all images are decoded.
+        pixels = reader(path)
+        return bool((pixels != pixels[:, :, :1]).any())
+    return False
 
 
 def _make_splits(
