@@ -123,6 +123,8 @@ def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) 
     assert cut["state"] == "interrupted"
     assert whole == {
         "folder": "runs/whole",
+        "name": None,
+        "tags": [],
         "state": "completed",
         "epochs_done": 2,
         "epochs": 2,

@@ -59,6 +59,8 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if not world.local_rank:
         world.barrier()
     dataset = hold_out_and_normalize(dataset, config.data)
+    if config.limit_batches:
+        dataset = dataset.limited(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     if config.patience and dataset.validation is None:
