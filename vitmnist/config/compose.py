@@ -32,7 +32,7 @@ def run_label(overrides: Sequence[str] | ListConfig, folder: str = "outputs/runs
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name not in ("data.root", "repeats"):
+        elif name not in ("data.root", "repeats", "name", "tags", "notes"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
     # The number of a job adds up to 5 characters, and the files below add another 60.
     size = min(80, max(192 - len(os.path.abspath(folder)), 20))

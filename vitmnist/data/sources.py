@@ -208,21 +208,8 @@ class DatasetSource(SampleSource):
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
-        contents = options.fingerprint and f"{options.fingerprint}, {len(self)} samples"
-        images, labels = store_rows(self._chunks, len(self), replace(options, fingerprint=contents))
-        stored = TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
-        if options.fingerprint:
-            self._check_fingerprint(stored)
-        return stored
-
-    def _check_fingerprint(self, stored: TensorSet) -> None:
-        """Raise `DataError` if some of the stored samples differ from those of the dataset."""
-        probes = choose_probes(len(self))
-        with preserved_random_state(self.dataset):
-            samples = [read_sample(self.dataset, index) for index in probes]
-        expected = _pair(_collate(samples, probes), 0)
-        if [*map(_identify_tensor, stored.read(torch.tensor(probes)))] != [*map(_identify_tensor, expected)]:
-            raise DataError("fingerprint= does not fit: the cache has other samples than the dataset; change it")
+        images, labels = store_rows(self._chunks, len(self), options)
+        return TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
 
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]

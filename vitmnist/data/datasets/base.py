@@ -160,6 +160,14 @@ class Dataset:
         }
         return replace(self, **splits)
 
+    def limited(self, size: int) -> Dataset:
+        """Return a copy with at most `size` images in each split, drawn at random but always the same ones."""
+        splits: dict[str, Any] = {}
+        for name, split in self.splits.items():
+            rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:size]
+            splits[name] = split.subset(rows.sort().values)
+        return replace(self, **splits)
+
     def describe_evaluation(self) -> str:
         """Describe the split on which epochs are evaluated."""
         return f"{self.eval_split_name} split, {len(self.eval_split):,} images"

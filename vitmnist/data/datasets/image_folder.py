@@ -48,8 +48,6 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 10
 """The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
-MIN_CLASS_SIZE = 5
-"""Classes with fewer images in a split are named in a warning."""
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
@@ -235,7 +233,7 @@ def _log_problems(folder: Path, metadata: Mapping[str, Any]) -> None:
 def _readable_classes(
     folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
 ) -> tuple[list[str], Tensor]:
-    """Return the classes with readable training images, and the labels for them; log classes with few images.
+    """Return the classes with readable training images, and the labels for them.
 
     Raises:
         DataError: fewer than two classes are left, or a class without training images has images in another split.
@@ -248,11 +246,7 @@ def _readable_classes(
             raise DataError(f"{message} that can be read for training; add some, or remove these classes")
         log.warning("%s; left out", message)
         classes = [name for name in classes if name not in empty]
-        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, sizes in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
-            problem = f"fewer than {MIN_CLASS_SIZE} images of a class in the {split} split"
-            log.warning("%s: %s: %s", folder, problem, join_names(few))
+        labels = (is_left.cumsum(0) - 1)[labels]
     return classes, labels
 
 
