@@ -43,7 +43,7 @@ class RunRecorder:
     def is_done(self) -> bool:
         """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
         epochs = self.result.epochs
-        return len(epochs) >= self.config.epochs or self.monitor.is_exhausted(epochs)
+        return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
     @contextmanager
     def progress_bar(self, progress: EpochProgress, split: str, num_batches: int) -> Iterator[AfterStep]:
@@ -94,7 +94,7 @@ class RunRecorder:
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        log_epoch(record, self.config.epochs, self.monitor.metric)
+        log_epoch(record, self.config.epochs_to_train, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
     def _make_record(

@@ -49,6 +49,7 @@ from vitmnist.training.setup import (
     check_config,
     find_pretrained,
     read_dataset,
+    resolve_dataset_options,
 )
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
@@ -77,7 +78,8 @@ class Trainer:
     def __init__(
         self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
     ) -> None:
-        self.config, self.folder, self.stop, self.world = config, folder, stop, world
+        self.config = config = resolve_dataset_options(config)
+        self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.logger_options = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
@@ -137,7 +139,7 @@ class Trainer:
                         recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
                         progress = self._create_progress(sampler)
 
-                result.stopped_early = len(result.epochs) < config.epochs
+                result.stopped_early = len(result.epochs) < config.epochs_to_train
                 log_early_stop(result, self.monitor)
                 checkpoints.save_final_weights()
                 del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
@@ -189,7 +191,7 @@ class Trainer:
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
-        batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs * sampler.size
+        batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs_to_train * sampler.size
         resolve = partial(resolve_step_options, config.trainer, device, batch_size, images, self.world.size)
         options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
         if options.reasons:
@@ -315,7 +317,7 @@ class Trainer:
             return
         kind = checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, world=self.world, split="test")
+            metrics, _ = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
         self.result.test = {"weights": kind, **metrics}

@@ -305,7 +305,7 @@ def test_classes_are_matched_by_name_and_sizes_must_fit(succeed: Printed, tmp_pa
     all_others = [f"data.dataset.path={other}", "data.dataset.test_share=0", root]
     evaluation = load_model(run).evaluate(overrides=all_others)
     assert set(evaluation.predictions.labels.tolist()) == {1, 2}
-    with pytest.raises(ConfigError, match=r"the model takes images \[1, 28, 28\], the dataset has \[1, 9, 9\]"):
+    with pytest.raises(ConfigError, match=r"the model takes images \[3, 28, 28\], the dataset has \[3, 9, 9\]"):
         load_model(run).evaluate(overrides=[*all_others, "data.dataset.size=9"])
     shutil.move(other / "eel", other / "zebra")
     with pytest.raises(ConfigError, match="classes that the model does not know: zebra; it knows cat, dog, eel"):

@@ -14,7 +14,7 @@ Records = list[dict[str, Any]]
 
 ENVIRONMENT = {
     **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "torch_threads": 4},
-    **{"python": "3.12.1", "torch": "2.15.0", "git_commit": "a" * 40, "git_dirty": False},
+    **{"python": "3.12.1", "torch": "2.15.0"},
 }
 DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"train_images": "0" * 64}}
 

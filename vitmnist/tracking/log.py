@@ -26,6 +26,9 @@ EPOCH_LINE = (
 
 def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
     """Log model, dataset, loader and device."""
+    for key in ("name", "tags", "notes", "limit_batches"):
+        if value := getattr(config, key):
+            log.info("%s=%s", key, value)
     sizes = {parameter: parameter.numel() for parameter in step.model.parameters()}
     trained = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
     total = sum(sizes.values())
