@@ -64,10 +64,10 @@ class TimmOptions(TorchvisionOptions):
     drop_path: float = config_field(0.0, at_least=0, below=1)
 
     def download(self) -> Weights:
-        import timm
-
-        timm.models.set_pretrained_check_hash(True)
         with as_data_error(DOWNLOAD):
+            import timm
+
+            timm.models.set_pretrained_check_hash(True)
             return dict(timm.create_model(self.architecture, pretrained=True).state_dict())
 
 
