@@ -96,9 +96,11 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
+    folds: Mapping[str, int] | None = None
     if options.labels:
         source = expand_home(options.labels)
-        classified = read_label_table(source, options.columns, options.suffix, folder, options.skip_unreadable)
+        skip = options.skip_unreadable
+        classified, folds = read_label_table(source, options.columns, options.suffix, folder, skip)
     else:
         source, classified = folder, list_splits(folder)
     classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
@@ -115,7 +117,7 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
         raise _unreadable_error([message for _, message in metadata["unreadable"]], len(decoder.samples), advice)
     _log_problems(folder, metadata)
     splits = _make_splits(decoder, images, labels, classes, metadata)
-    return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]))
+    return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]), folds=folds)
 
 
 def _make_splits(
