@@ -301,8 +301,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
             rows = (train.labels == label).nonzero().flatten()
             count = min(round(len(rows) * size), len(rows) - 1)  # Leave at least one image of each class for training.
             is_held_out[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
-    if not is_held_out.any():
-        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
     return _hold_out(dataset, key, is_held_out, {"holdout": size})
 
 
@@ -338,6 +336,8 @@ def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[st
     train, validation = dataset.train, dataset.validation
     if validation is not None:
         raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set null instead")
+    if not is_held_out.any():
+        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
     if is_held_out.all():
         raise ConfigError(f"{key}: leaves none of the {len(train)} training images")
     check_fits(key, train.nbytes, torch.device("cpu"))
