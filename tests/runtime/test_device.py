@@ -111,9 +111,10 @@ class NeverSynchronizes(FakeQueue):
     ],
 )
 def test_each_of_the_precautions_is_needed(
-    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue]
+    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
+    monkeypatch.setattr(PinnedBuffers, "MEMORY", 0)  # With 16 buffers, this epoch would fill none of them twice.
     loader, device = open_on_fake(label, forgetful)
     with loader:
         batches = expected(data, loader, 0)
@@ -138,6 +139,12 @@ def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake
             epoch_on(device, loader, epoch, late=True)
     assert device.made_pinned == 2 * PinnedBuffers.MAX_DEPTH  # There is one pool for images and one for labels.
     assert len(device.streams) == (2 if "prefetch" in label else 1)  # `prefetch` adds its own stream.
+
+
+def test_large_batches_have_few_pinned_buffers() -> None:
+    for pixels, depth in ((28 * 28, 16), (224 * 224 * 3, 4)):
+        tensors = torch.zeros(1, pixels, dtype=torch.uint8).expand(500, -1), torch.zeros(500, dtype=torch.int64)
+        assert PinnedBuffers(FakeQueue(DEVICE), tensors, 500).depth == depth
 
 
 def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:

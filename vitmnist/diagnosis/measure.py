@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 LAUNCH_ADVICE = "Python is no step ahead of the GPU: larger batches help, or a step without .item(), .cpu() and print"
-    "Python is not a step ahead of the GPU: larger batches help, or a step without .item(), .cpu() and print"
-)
 
 
 @dataclass(frozen=True)
