@@ -223,7 +223,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
             raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
-        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
+        return TensorSet(*map(as_tensor, ("images", "labels"), data))
     if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
@@ -236,7 +236,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
 
 
-def _as_tensor(name: str, values: Any) -> Any:
+def as_tensor(name: str, values: Any) -> Any:
     """Return a NumPy array as a tensor that shares its memory, and anything else unchanged."""
     if not isinstance(values, np.ndarray):
         return values
