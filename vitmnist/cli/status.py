@@ -45,8 +45,7 @@ def main() -> None:
         return
     for run in runs:
         run["tags"] = ", ".join(run["tags"]) or None
-        if run["written_at"] is not None:
-            run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
+        run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
     shown = [key for key in runs[0] if any(run[key] is not None for run in runs)]
     echo(
         tabulate(
