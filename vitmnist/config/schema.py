@@ -94,6 +94,7 @@ class LogConfig:
 
     every_steps: int | None = config_field(at_least=1)
     images_every_epochs: int | None = config_field(at_least=1)
+    per_class: bool = config_field(False)
 
 
 @dataclass

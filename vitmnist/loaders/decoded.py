@@ -91,7 +91,6 @@ class CacheOptions:
     """See `conf/data/loader/cache.yaml`."""
 
     folder: str = DEFAULT_FOLDER
-    fingerprint: str | None = None
 
 
 @LOADERS.register("cache", CacheOptions)
@@ -104,7 +103,7 @@ class CacheLoader(HostLoader):
     placement = Placement.FILE
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        in_file = StoreOptions(Placement.FILE, expand_home(options.folder), options.fingerprint)
+        in_file = StoreOptions(Placement.FILE, expand_home(options.folder))
         super().__init__(data.store_all(in_file), sampler, device)
 
 
