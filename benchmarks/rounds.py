@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -120,10 +121,11 @@ def format_report(title: str, environment: Mapping[str, Any], method: str, *part
         environment: from `describe_environment`, or the `environment` of a `result.json`.
         method: in sentences; may be empty.
     """
-    commit = str(environment["git_commit"])[:10] + (" and changes" if environment["git_dirty"] else "")
+    folder = shlex.quote(str(Path(__file__).parent))
+    failed, commit = subprocess.getstatusoutput(f"git -C {folder} describe --always --dirty --abbrev=10 --exclude='*'")
     machine = (
         f"{date.today()}, {environment['gpu'] or environment['cpu']}, {environment['cpu_count']} CPU cores, "
-        f"torch {environment['torch']}, Python {environment['python']}, commit {commit}."
+        f"torch {environment['torch']}, Python {environment['python']}, commit {'unknown' if failed else commit}."
     )
     command = f"Written by `{shlex.join(['python', *sys.argv])}`."
     return "\n\n".join([f"# {title}", " ".join(filter(None, [machine, method, command])), *parts]) + "\n"

@@ -12,7 +12,6 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +25,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.version import VersionBase
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 import vitmnist
 from tests.conftest import (
@@ -38,7 +39,7 @@ from tests.conftest import (
     result_of,
     write_mnist_like,
 )
-from tests.support.pages import blocks
+from tests.support.pages import README, blocks
 from tests.support.processes import run_python
 from vitmnist.cli.train_function import RUN_LOCK, to_overrides
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
@@ -74,9 +75,10 @@ STATES: dict[str, Callable[[], object]] = {
 }
 HYDRA_PROGRAM = """
 import gc, logging
-import hydra, vitmnist
+import hydra, pytest, vitmnist
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from vitmnist.errors import ConfigError
 
 ConfigStore.instance().store("base", {"seeds": [1, 2]})
 
@@ -84,7 +86,9 @@ ConfigStore.instance().store("base", {"seeds": [1, 2]})
 def main(config):
     folder = HydraConfig.get().runtime.output_dir
     for seed in config.seeds:
-        vitmnist.train(*OVERRIDES, seed=seed, folder=f"seed {seed}")
+        result = vitmnist.train(*OVERRIDES, seed=seed, folder=f"seed {seed}")
+    with pytest.raises(ConfigError, match="classes that the model does not know: 0, 1"):
+        result.load_model().evaluate(overrides=["data/dataset=mnist"])
     assert HydraConfig.get().runtime.output_dir == folder
     assert hydra.compose("base").seeds == [1, 2]
     assert gc.isenabled() and not gc.get_freeze_count()
@@ -195,7 +199,8 @@ def test_keywords_become_overrides() -> None:
         "patience": None,
         "model": "cnn",
         "init_skip": ["head.*", "a b"],
-        "lr_scale": {"*": 0.1, "head.*": 1},
+        "lr_scale": {"*": 0.1, "blocks.[0-3], a b": 1},
+        "device": torch.device("cpu"),
         "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is é")}},
         "data.loader.num_workers": 4,
         "data/augment": "shift",
@@ -203,7 +208,8 @@ def test_keywords_become_overrides() -> None:
     }
     assert [*to_overrides(keys)] == [
         *("epochs=3", "ema_decay=0.5", "patience=null", "model=cnn", "init_skip=['head.*','a b']"),
-        *("lr_scale={*:0.1,head.*:1}", "data/loader=disk", "data.drop_last=true", "data.dataset.path='it is é'"),
+        *(r"lr_scale={*:0.1,blocks.\[0-3\]\,\ a\ b:1}", "device=cpu", "data/loader=disk"),
+        *("data.drop_last=true", "data.dataset.path='it is é'"),
         *("data.loader.num_workers=4", "data/augment=shift", "resume=it is"),
     ]
 
@@ -212,7 +218,7 @@ def test_keywords_become_overrides() -> None:
     "value",
     [
         *("", "null", "true", "1e3", "1_000", "a,b", "choice(1,2)", "it's", "[a]", "a\\", "é", "ø/x"),
-        *(1e-05, 1e16, -3, True, [[]], [None, "3"]),
+        *(1e-05, 1e16, -3, True, [[]], [None, "3"], [{"a b": 1, r"(a)\d,[b]:{c}=": 2}]),
     ],
     ids=repr,
 )
@@ -230,6 +236,8 @@ def test_a_value_arrives_as_it_is(value: object) -> None:
         (["epochs=range(3)"], {}, r"epochs=range\(3\): is a sweep"),
         (["data/loader=choice(ram,disk)"], {}, r"data/loader=choice\(ram,disk\): is a sweep"),
         ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be a member's name"),
+        ([], {"experiment": None}, "experiment=None: must be a member's name"),
+        ([{"epochs": 1}], {}, r"{'epochs': 1}: must be text, such as 'epochs=3'"),
         ([], {"epochs": [1, 2]}, r"epochs=\[1, 2\]: must be int"),
         ([], {"seed": range(3)}, r"seed=range\(0, 3\): must be a number, text"),
         (["-m", "epochs=1"], {}, "-m: is for the command line"),
@@ -337,12 +345,41 @@ def test_a_notebook_without_widgets_gets_no_warning(monkeypatch: pytest.MonkeyPa
     assert list(progress.tqdm(range(3), disable=None)) == [0, 1, 2]
 
 
-def test_the_documented_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+NOTEBOOK_SETUP = f"""
+import logging, signal
+from functools import partial
+import vitmnist
+from IPython.core.completer import provisionalcompleter
+from tests.support.pictures import draw
+from tests.test_python import SignalAfterEpoch
+few = ["data/dataset=kmnist", "data.root=.", "model=cnn", "batch_size=50", "{PLAIN}"]
+vitmnist.train = partial(vitmnist.train, *few)
+draw(7).save("scan.png")
+"""
+NOTEBOOK_CHECKS = """
+assert len(table) == 4 and len(result.epochs) == 2
+with provisionalcompleter():
+    assert {shown.text for shown in get_ipython().Completer.completions("vitmnist.", 9)} == {*vitmnist.__all__}
+logging.getLogger("vitmnist").addHandler(SignalAfterEpoch(signal.SIGINT))
+try:
+    vitmnist.train(folder="cut", epochs=9)
+except KeyboardInterrupt as interrupted:
+    assert str(interrupted).endswith("resume with vitmnist.train(resume='cut')")
+else:
+    raise AssertionError("the run was not interrupted")
+assert len(vitmnist.load_model("cut").classes) == 10
+"""
+
+
+def test_the_documented_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 200, 20)
-    few = partial(vitmnist.train, "data/dataset=kmnist", f"data.root={tmp_path}", PLAIN, model="cnn")
-    monkeypatch.setattr(vitmnist, "train", few, raising=False)
-    names: dict[str, Any] = {}
-    for block in blocks("python", REPOSITORY / "docs" / "python.md"):
-        exec(block, names)
-    assert names["result"].epochs
-    assert len(names["table"]) == 4
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    (readme,) = (block for block in blocks("python", README) if "vitmnist.train(" in block)
+    cells = [NOTEBOOK_SETUP, readme, *blocks("python", REPOSITORY / "docs" / "python.md"), NOTEBOOK_CHECKS]
+    notebook = new_notebook(cells=[*map(new_code_cell, cells)])
+    NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]
+    assert "Evaluation(" in printed[1]
+    assert "[Prediction(" in printed[1]
+    assert "\nResult(completed, 2 epochs, eval_acc " in f"\n{printed[2]}"

@@ -2,8 +2,6 @@
 
 import pickle
 import re
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,8 +16,6 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.models import MODELS
-from vitmnist.models.cnn import CNN
 from vitmnist.runtime.run_folder import folder_lock
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
@@ -166,24 +162,6 @@ def test_a_completed_run_says_how_to_train_further(
     assert {path: path.read_bytes() for path in kept} == kept
     succeed("resume=here", "epochs=3")
     assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]
-
-
-@dataclass
-class WrongOptions:
-    """Options of a user's model, whose code has a bug."""
-
-    def __post_init__(self) -> None:
-        {}["width"]
-
-
-def test_a_bug_in_a_member_keeps_its_traceback_before_training_begins(
-    runs: Path, train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (WrongOptions, CNN))
-    ended = train_here("resume=cut")
-    assert ended.returncode == ExitCode.FAILED
-    assert re.search(r"Traceback [\s\S]* in __post_init__[\s\S]*KeyError: 'width'", ended.stderr)
 
 
 def test_the_traceback_can_be_requested_and_keeps_the_exit_code(

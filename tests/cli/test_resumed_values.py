@@ -30,7 +30,7 @@ from vitmnist.tracking.result import CONFIG_FILE
         (["resume=auto"], "resume=auto: in which folder? Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra."),
         (["resume=~nobody-here"], "~nobody-here: holds no run"),
         (["resume=cut", "experiment=smoke"], "experiment=smoke: the run in cut began with no experiment"),
-        (["resume=cut", "epochs=3,4"], "epochs=3,4: a list of values is a sweep"),
+        (["resume=cut", "epochs=3,4"], "epochs=3,4: cannot be typed with resume="),
         (["resume=cut", "epochs=few"], "epochs=few: must be int"),
         (["resume=cut", "data/loader=rom"], "data/loader=rom: there is no such member; did you mean 'ram'?"),
         (["resume=cut", "--config-dir", "nowhere"], "--config-dir: nowhere: there is no such folder"),

@@ -1,16 +1,21 @@
 """The monitored metric chooses the best epoch, and ends a run that no longer improves."""
 
+import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Printed, result_of
+from tests.conftest import Printed, Train, result_of
+from vitmnist import trainer
 from vitmnist.checkpoint import storage
+from vitmnist.errors import ExitCode
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.world import World
+from vitmnist.training import loop
 
 HELD_OUT = ("data.holdout=5", "checkpoint.min_interval_s=0")
 
@@ -86,3 +91,23 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
     assert 0 <= result["test"]["test_acc"] <= 100
     assert re.search(r"test split  loss .* \(best weights, of epoch \d\)", output)
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
+
+
+@pytest.mark.needs("POSIX signals")
+def test_a_signal_stops_the_pass_over_the_test_split(
+    quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> object:
+        if arguments[-1] == "test":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loop.evaluate(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "evaluate", interrupted)
+        assert train_here(*quick, *HELD_OUT, "hydra.run.dir=run").returncode == ExitCode.UNFINISHED
+    stopped = result_of(tmp_path / "run")
+    assert (stopped["status"], stopped["test"]) == ("interrupted", None)
+    succeed("resume=run")
+    result = result_of(tmp_path / "run")
+    assert (result["status"], result["epochs"]) == ("completed", stopped["epochs"])
+    assert result["test"]["test_acc"] >= 0

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
+from PIL.TiffImagePlugin import IFDRational
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision import transforms as v1
@@ -204,7 +205,7 @@ def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monke
 
 
 VALUES: list[Any] = [
-    *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"".decode()),
+    *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"\0\xff"),
     *(np.float32(0.1), np.int8(-3), np.bool_(True), np.zeros((0, 3)), np.arange(6, dtype=np.uint16).reshape(2, 3)),
     *(np.arange(12).reshape(3, 4)[::-1, ::2], np.array(3.5), np.array([True]), np.complex64(1j)),
     *(torch.tensor(4), torch.zeros(0, 2), torch.rand(2, 3, dtype=torch.float64), torch.rand(3).bfloat16()),
@@ -234,6 +235,35 @@ def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
                 assert find_difference(sample["value"], value) is None, value
 
 
+class ReadMetadata:
+    """Uses all that a transform can read of an image besides its pixels."""
+
+    def __call__(self, image: Image.Image) -> Any:
+        pixels = ImageOps.exif_transpose(image).convert("RGBA")
+        return v1.functional.to_tensor(pixels), image.info, image.getpalette(None), image.has_transparency_data
+
+
+@pytest.mark.parametrize("name", ["ram", "cache"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.XResolution] = 6, IFDRational(217, 3)
+    (tmp_path / "images").mkdir()
+    for file, image, metadata in (
+        ("a.png", draw(1), {"transparency": (1, 2, 3), "dpi": (300, 300)}),
+        ("b.png", draw(2, "L"), {"transparency": 7}),
+        ("c.png", draw(3, "P"), {"transparency": bytes([0, 90, 255])}),
+        ("d.gif", draw(4, "P"), {"transparency": 2, "comment": b"\xff'\0"}),
+        ("e.jpg", draw(5), {"exif": exif, "icc_profile": bytes(range(256))}),
+        ("f.tif", draw(6), {"dpi": (IFDRational(217, 3), 72)}),
+    ):
+        image.save(tmp_path / "images" / file, **metadata)
+    quantize = [v1.Lambda(lambda image: image.convert("RGBA").quantize(9))] if quantized else []
+    transform = v1.Compose([*quantize, v1.RandomHorizontalFlip(), ReadMetadata()])
+    dataset = Pictures(tmp_path, transform, convert=None)
+    check_same(partial(DataLoader, dataset, 3, True, collate_fn=list), loader=name, folder=str(tmp_path / "cache"))
+
+
 def test_tensors_keep_their_strides_and_share_their_storage() -> None:
     table = torch.arange(100.0).view(10, 10)
     sample = {"rows": table[4:], "columns": table[:, 2:9], "spread": table[1].expand(3, 10), "again": table[4:]}
@@ -251,12 +281,22 @@ def test_tensors_keep_their_strides_and_share_their_storage() -> None:
 
 def test_what_a_file_cannot_keep_is_named() -> None:
     for value in (
-        *(None, b"bytes", object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
-        *(draw(1, "P"), torch.zeros(2).to_sparse(), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
+        *(None, object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
+        *(
+            Image.new("RGBa", (2, 2)),
+            torch.zeros(2).to_sparse(),
+            Path("file"),
+            np.datetime64("2026-01-01"),
+            np.str_("text"),
+        ),
     ):
-        named = "an image of mode P" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
+        named = "an image of mode RGBa" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
             encode_samples([{"value": value}], flatten_tree({"value": 0})[1])
+    image = draw(1)
+    image.info["path"] = Path("file")
+    with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file keeps only"):
+        encode_samples([image], flatten_tree(0)[1])
     with pytest.raises(DataError, match="the samples differ in their structure"):
         encode_samples([[1, 2]], flatten_tree([0])[1])
 

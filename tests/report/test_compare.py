@@ -60,19 +60,11 @@ def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
     run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
-    run(tmp_path / "3", distributed={"ranks": 2}, environment={"torch": "2.14.0", "git_commit": "b" * 40})
-    assert the_only(tmp_path).columns[-3:] == ["torch", "git commit", "processes"]
-    assert {(row["processes"], row["torch"], row["git commit"]) for row in build_table(the_only(tmp_path))} == {
-        ("–", "2.15.0", "a" * 12),
-        ("2", "2.14.0", "b" * 12),
-    }
-
-
-def test_the_configured_and_the_resolved_device_are_two_columns(tmp_path: Path) -> None:
-    for index, (configured, resolved) in enumerate([("cpu", "cpu"), ("cuda", "cuda:0")]):
-        run(tmp_path / str(index), config={"device": configured}, device=resolved)
+    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0"}, "device": "cuda:0"}
+    run(tmp_path / "3", config={"device": "cuda"}, **varied)
+    assert the_only(tmp_path).columns[-3:] == ["torch", "resolved device", "processes"]
     rows = build_table(the_only(tmp_path))
-    assert [(row["device"], row["resolved device"]) for row in rows] == [("cpu", "cpu"), ("cuda", "cuda:0")]
+    assert {(row["processes"], row["torch"]) for row in rows} == {("–", "2.15.0"), ("2", "2.14.0")}
 
 
 def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:
@@ -170,9 +162,6 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
         (lambda f: run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version of vitmnist"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{}"), "unreadable: 1/result.json: is not the result"),
-        (lambda f: run(f, "disk", dataset=["mnist"]), "unreadable: 1/result.json: dataset has a value of a wrong type"),
-        (lambda f: run(f, "disk", epochs=["x"]), "unreadable: 1/result.json: epochs has a value of a wrong type"),
-        (lambda f: run(f, "disk", epochs=[{"epoch_s": "x"}]), "unreadable: 1/result.json: epochs has a metric that"),
         (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )

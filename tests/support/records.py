@@ -14,7 +14,7 @@ Records = list[dict[str, Any]]
 
 ENVIRONMENT = {
     **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "torch_threads": 4},
-    **{"python": "3.12.1", "torch": "2.15.0", "git_commit": "a" * 40, "git_dirty": False},
+    **{"python": "3.12.1", "torch": "2.15.0"},
 }
 DATASET = {"name": "mnist", "train_size": 60, "test_size": 10000, "sha256": {"train_images": "0" * 64}}
 
@@ -54,7 +54,11 @@ def run(
         "seed": 42,
         "repeat": 1,
         "model": {"name": "vit", "depth": 6},
-        "data": {"root": "/data", "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})}},
+        "data": {
+            "root": "/data",
+            "drop_last": False,
+            "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})},
+        },
     }
     for key, value in (config or {}).items():
         node = values

@@ -1,4 +1,4 @@
-"""A loss that padding changes is refused when the step is built."""
+"""A loss of padding that is not 0 is refused when the step is built."""
 
 import random
 from collections.abc import Callable
@@ -52,6 +52,7 @@ class Stateful(nn.Module):
         (one_hot, False, r"adds 0 \(Class values must be non-negative"),
         (smoothed, False, None),
         (smoothed, True, "a row of zeros as its target"),
+        (F.cross_entropy, False, "must be a sum over the images"),
         (masked_brier, True, None),
         (Stateful(), True, None),
     ],

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
@@ -70,12 +71,12 @@ class CheckpointManager:
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
         self._saved_at = time.monotonic()
-        self._has_saved = False
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
-        if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
+        finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
+        if not torch.stack(finite).all():  # One wait for the GPU, not one for each parameter.
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
             config=to_json_values(self.config),
@@ -87,8 +88,7 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best, verify_last=not self._has_saved)
-            self._has_saved = True
+            storage.write_checkpoint(self.folder, vars(checkpoint), best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -139,6 +139,11 @@ class CheckpointManager:
         if is_last or is_best or stopping or saving:
             self.save(None, is_best)
         if stopping and not is_last:
+            self._interrupt(stopping)
+
+    def check_stop(self, timer: EpochTimer) -> None:
+        """If the run is to stop, raise `RunInterrupted` without saving; a resumed run repeats the pass of `timer`."""
+        if stopping := self.world.max_over_ranks([self.stop.reason])[0]:
             self._interrupt(stopping)
 
     def _interrupt(self, stopping: int) -> NoReturn:

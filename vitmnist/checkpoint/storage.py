@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify_error, join_names
-from vitmnist.runtime.files import expand_home, write_atomic
+from vitmnist.runtime.files import expand_home, rename, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +43,11 @@ class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False, verify_last: bool = True) -> None:
+def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
 
     Args:
         state: dicts, lists, numbers, strings and tensors only, because unpickling must run no code.
-        verify_last: keep `previous.pt` if the old `last.pt` is damaged. Not needed if this process wrote `last.pt`.
 
     Raises:
         DataError: the checkpoint cannot be written; the earlier ones are unchanged.
@@ -64,14 +63,16 @@ def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False, ve
         # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
         if best:
             write_atomic(checkpoints / "best.pt", content)
-        keep_last = last.exists() and not (verify_last and _is_damaged(last.read_bytes()))
-        write_atomic(last, content, previous if keep_last else None)
+        write_atomic(last, content, previous if last.exists() else None)
     except OSError as error:
         raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
 
 
 def read_newest_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Read the newest undamaged checkpoint, on the CPU; None without one. Raises as `read_checkpoint_file` does."""
+    """Read the newest undamaged checkpoint, on the CPU; None without one. Raises as `read_checkpoint_file` does.
+
+    The previous checkpoint replaces a damaged one: the next save would otherwise keep the damaged one in its place.
+    """
     last, previous = folder / FOLDER / "last.pt", folder / FOLDER / "previous.pt"
     if last.exists():
         try:
@@ -80,6 +81,9 @@ def read_newest_checkpoint(folder: Path) -> dict[str, Any] | None:
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)
+            state = read_checkpoint_file(previous)
+            rename(previous, last)
+            return state
     return read_checkpoint_file(previous) if previous.exists() else None
 
 
@@ -92,7 +96,7 @@ def read_checkpoint_file(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
     """
     content = path.read_bytes()
-    if _is_damaged(content):
+    if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with as_damaged_error(path):
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -102,10 +106,6 @@ def read_checkpoint_file(path: Path) -> dict[str, Any]:
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
         return state
-
-
-def _is_damaged(content: bytes) -> bool:
-    return hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]
 
 
 @contextmanager

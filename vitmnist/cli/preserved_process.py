@@ -11,21 +11,18 @@ from typing import Any, cast
 
 import torch
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
-from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
+from vitmnist.config.compose import separate_hydra
 from vitmnist.data.randomness import preserved_random_state
 
 
 @contextmanager
 def preserved_process() -> Iterator[None]:
     """Restore on exit the random states and the state of torch, Hydra, logging, warnings and the environment."""
-    with warnings.catch_warnings(), preserved_random_state(), ExitStack() as restored:
+    with warnings.catch_warnings(), preserved_random_state(), separate_hydra(), ExitStack() as restored:
         _restore_torch(restored)
-        _restore_hydra(restored)
         _restore_logging(restored)
         restored.callback(_restore_environment, dict(os.environ))
         # A progress bar creates a lock, which fixes the start method of processes.
@@ -57,16 +54,6 @@ def _reset_cuda(seed: int) -> None:
     torch.cuda.manual_seed_all(seed)
     if torch.cuda.is_initialized():
         torch.cuda.set_device(0)
-
-
-def _restore_hydra(restored: ExitStack) -> None:
-    """Set the state of Hydra aside, so that a program of Hydra can train."""
-    composer, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
-    restored.callback(setattr, version, "version_base", version.version_base)
-    restored.callback(setattr, config, "cfg", config.cfg)
-    restored.callback(setattr, composer, "hydra", composer.hydra)
-    restored.callback(GlobalHydra.set_instance, composer)  # `initialize_config_dir` replaces it by a copy.
-    composer.clear()
 
 
 def _restore_logging(restored: ExitStack) -> None:

@@ -1,6 +1,7 @@
 """`vitmnist.train`: trains a run from Python."""
 
 import inspect
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -8,6 +9,7 @@ from numbers import Real
 from pathlib import Path
 from traceback import walk_stack
 
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
@@ -76,6 +78,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 def _check_call(argv: list[str]) -> None:
     """Refuse options of the command line, and calls in processes that must not train a run."""
     for text in argv:
+        if not isinstance(text, str):
+            raise ConfigError(f"{text!r}: must be text, such as 'epochs=3'; keys can also be keywords, as in epochs=3")
         if text.startswith("-") and text.partition("=")[0] not in ("--config-dir", "-cd"):
             raise ConfigError(f"{text}: is for the command line; here, type KEY=VALUE or --config-dir=FOLDER")
     if is_distributed():
@@ -145,7 +149,7 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
             yield f"resume={'null' if value is None else value}"  # `parse_arguments` quotes it.
         elif not is_group(group):
             yield f"{key}={_format_value(key, value)}"
-        elif value is None or isinstance(value, str):
+        elif isinstance(value, str):
             yield f"{group}={_format_value(group, value)}"
         else:
             raise ConfigError(f"{group}={value!r}: must be a member's name; for several, call vitmnist.train for each")
@@ -157,7 +161,7 @@ def _format_value(key: str, value: object) -> str:
         return "null"
     if isinstance(value, Real):
         return str(value).lower()  # A bool is a number, too.
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path | torch.device):
         text = quote(str(value))
         # Text such as `null` or `1e3` needs quotes.
         is_text = text.startswith("'") or isinstance(OverridesParser.create().parse_override(f"_={text}").value(), str)
@@ -165,5 +169,8 @@ def _format_value(key: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(_format_value(key, item) for item in value)}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{_format_value(key, item)}' for name, item in value.items())}}}"
+        # In a key, the grammar has no quotes.
+        names = [re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value]
+        items = [_format_value(key, item) for item in value.values()]
+        return f"{{{','.join(map(':'.join, zip(names, items, strict=True)))}}}"
     raise ConfigError(f"{key}={value!r}: must be a number, text, a path, None, a list or a dict")

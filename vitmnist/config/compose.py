@@ -3,12 +3,15 @@
 import os
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group
@@ -29,7 +32,7 @@ def run_label(overrides: Sequence[str] | ListConfig, folder: str = "outputs/runs
         short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name not in ("data.root", "repeats"):
+        elif name not in ("data.root", "repeats", "name", "tags", "notes"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
     # The number of a job adds up to 5 characters, and the files below add another 60.
     size = min(80, max(192 - len(os.path.abspath(folder)), 20))
@@ -45,10 +48,22 @@ OmegaConf.register_new_resolver("run_label", run_label, replace=True)
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 
 
+@contextmanager
+def separate_hydra() -> Iterator[None]:
+    """Set the state of Hydra aside within the block: it belongs to the program, which can be one of Hydra itself."""
+    composer, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
+    states = (version, "version_base"), (config, "cfg"), (composer, "hydra")
+    values = [getattr(holder, name) for holder, name in states]
+    composer.clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.set_instance(composer)  # `initialize_config_dir` replaces it by a copy.
+        for (holder, name), value in zip(states, values, strict=True):
+            setattr(holder, name, value)
+
+
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the configuration with overrides; raises the exceptions of Hydra and OmegaConf."""
-    # Hydra can be initialized only once; `train` has already done so.
-    if GlobalHydra.instance().is_initialized():
-        return hydra.compose("config", list(overrides))
-    with initialize_config_dir(str(CONF), version_base="1.3"):
+    with separate_hydra(), initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose("config", list(overrides))

@@ -173,7 +173,8 @@ class TrainedModel:
             raise ConfigError("the split to evaluate has no images")
         shape, classes = tuple(split.images.shape[1:]), self.classes
         if shape != self.image_shape:
-            raise ConfigError(f"the model takes images {list(self.image_shape)}, the dataset has {list(shape)}")
+            found = f"the dataset has {list(shape)}; set data.dataset.size and data.dataset.mode of a folder"
+            raise ConfigError(f"the model takes images {list(self.image_shape)}, {found}")
         if unknown := [name for name in split.classes if name not in classes]:
             raise ConfigError(
                 f"the dataset has classes that the model does not know: {join_names(unknown)}; "

@@ -210,7 +210,7 @@ def decode_samples(
     sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
     if structure:
-        contents = options.fingerprint and f"{options.fingerprint}, {size} samples of {structure}"
+        contents = options.fingerprint and f"{options.fingerprint}, {size} samples with metadata, of {structure}"
         return keep_samples_in_file(chunks, size, structure, options.folder, contents)
     return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
 

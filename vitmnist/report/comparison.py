@@ -279,10 +279,10 @@ def _facts(run: Run) -> dict[str, str]:
 
 
 def format_fact(value: object) -> str:
-    """Format a fact; commits and checksums are cut to 12 digits."""
+    """Format a fact; checksums are cut to 12 digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={format_fact(item)}" for key, item in sorted(value.items()))
-    if isinstance(value, str) and len(value) in (40, 64) and value.isalnum():
+    if isinstance(value, str) and len(value) == 64 and value.isalnum():
         return value[:12]
     if type(value) is int:
         return f"{value:,}"

@@ -1,7 +1,6 @@
 """The output folder of a run or sweep: its lock, and whether it has a checkpoint."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,22 +32,13 @@ def folder_lock(folder: Path) -> Iterator[None]:
     path = folder.resolve() / LOCK_NAME
     if is_held_here(path):
         raise InUseError(f"{display_path(folder)}: in use by this process")
-    release = _try_lock(path)
+    release = try_lock(path)
     if release is None:
         raise InUseError(f"{display_path(folder)}: in use by another process; wait for it, or stop it")
     try:
         yield
     finally:
         release()
-
-
-def _try_lock(path: Path) -> Callable[[], object] | None:
-    for _ in range(3):
-        if release := try_lock(path):
-            return release
-        # Another process can hold the lock for a moment in `is_in_use`.
-        time.sleep(0.02)
-    return None
 
 
 def is_in_use(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import pickle
@@ -9,13 +10,15 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import iTXt
+from PIL.TiffImagePlugin import IFDRational
 from torch import Tensor
 
 from vitmnist.errors import DataError, format_error
@@ -24,21 +27,23 @@ from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
-LoadImage = Callable[[str, tuple[int, int], Buffer], Image.Image | Tensor]
-"""Creates an image from its mode, its size (width, height) and its bytes."""
-IMAGE_MODES = ("1", "L", "LA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
-"""PIL image modes whose bytes describe an image completely. Mode P also needs a palette."""
+LoadImage = Callable[..., Image.Image | Tensor]
+"""Creates an image from its bytes and the values of `_describe_image`."""
+IMAGE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
+"""PIL image modes whose bytes, with a palette for P and PA, describe the pixels completely."""
 BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 """PIL image modes with 8 bits per channel."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """Torchvision's tv_tensors that have no attributes besides their values."""
 FILE_ADVICE = (
-    "a file keeps only images, tensors, arrays, numbers and text in dicts, lists and tuples, of one structure; convert "
-    "it, or use ram"
+    "a file keeps only images, tensors, arrays, numbers, text and bytes in dicts, lists and tuples, of one structure; "
+    "convert it, or use ram"
 )
 """This text ends the message about a sample that cannot be stored in a file."""
 MAX_STORAGE_RATIO = 2
 """A tensor is copied out of a storage that is more than this many times larger than the tensor."""
+parse_literal = lru_cache(ast.literal_eval)
+"""Samples of a dataset have few different structures of metadata."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class EncodedSamples:
             raise DataError(f"the sampler gives {index}; decoded samples have the indices 0 to {len(self) - 1}")
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
-        load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else Image.frombytes
+        load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else _load_image
         if self.structure is None:
             return decode_pickle(content, load_image, as_views)
         return decode_json_and_bytes(content, self.structure, load_image, as_views)
@@ -163,11 +168,11 @@ class _SamplePickler(pickle.Pickler):
         buffers = self.buffers
         super().__init__(self.head, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw()))
 
-    def persistent_id(self, obj: object) -> tuple[str, tuple[int, int]] | None:
+    def persistent_id(self, obj: object) -> dict[str, Any] | None:
         if not isinstance(obj, Image.Image) or obj.mode not in IMAGE_MODES:
             return None
         self.buffers.append(obj.tobytes())
-        return obj.mode, obj.size
+        return _describe_image(obj)
 
     def reducer_override(self, obj: object) -> Any:
         if type(obj) is torch.UntypedStorage:
@@ -200,8 +205,7 @@ class _SampleUnpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(head), buffers=self.remaining if as_views else map(bytearray, self.remaining))
 
     def persistent_load(self, pid: Any) -> object:
-        mode, size = pid
-        return self.load_image(mode, size, next(self.remaining))
+        return self.load_image(next(self.remaining), **pid)
 
 
 def _load_tensor(
@@ -222,11 +226,17 @@ def encode_as_json_and_bytes(sample: object, structure: TreeStructure) -> list[B
     descriptions: list[object] = []
     buffers: list[Buffer] = []
     for leaf in leaves:
-        if type(leaf) in (int, float, bool, str):
+        if type(leaf) in (int, float, bool, str, iTXt):
             descriptions.append(leaf)
+        elif isinstance(leaf, IFDRational):
+            descriptions.append({"rational": (leaf.numerator, leaf.denominator)})
+        elif isinstance(leaf, bytes):
+            buffers.append(leaf)
+            descriptions.append({"kind": "bytes"})
         elif isinstance(leaf, Image.Image) and leaf.mode in IMAGE_MODES:
-            buffers.append(leaf.tobytes())
-            descriptions.append({"mode": leaf.mode, "size": leaf.size})
+            info = flatten_tree(leaf.info)[1]
+            buffers += [b"".join(encode_as_json_and_bytes(leaf.info, info)), leaf.tobytes()]
+            descriptions.append(_describe_image(leaf) | {"info": info.text})
         else:
             kind, tensor = _to_plain_tensor(leaf)
             order = sort_dims_by_stride(tensor)  # The order keeps the memory format, such as channels last.
@@ -247,8 +257,14 @@ def decode_json_and_bytes(
     for description in json.loads(bytes(head)):
         if not isinstance(description, dict):
             leaves.append(description)
+        elif "rational" in description:
+            leaves.append(IFDRational(*description["rational"]))
         elif "mode" in description:
-            leaves.append(load_image(description["mode"], tuple(description["size"]), next(remaining)))
+            info = TreeStructure(description["info"], parse_literal(description["info"]))
+            description["info"] = decode_json_and_bytes(next(remaining), info, load_image)
+            leaves.append(load_image(next(remaining), **description))
+        elif description["kind"] == "bytes":
+            leaves.append(bytes(next(remaining)))
         else:
             values = next(remaining) if as_views else bytearray(next(remaining))
             leaves.append(_load_array(values, **description))
@@ -280,7 +296,22 @@ def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order:
     return tensor
 
 
-def _load_image_tensor(mode: str, size: tuple[int, int], content: Buffer, as_view: bool) -> Tensor:
+def _describe_image(image: Image.Image) -> dict[str, Any]:
+    """Return what a transform can read of an image, without its bytes."""
+    palette_mode = image.palette.mode if image.palette else "RGB"
+    palette = image.getpalette(palette_mode), palette_mode
+    return {"mode": image.mode, "size": image.size, "palette": palette, "info": image.info}
+
+
+def _load_image(content: Buffer, mode: str, size: Sequence[int], palette: Any, info: dict[Any, Any]) -> Image.Image:
+    image = Image.frombytes(mode, (size[0], size[1]), content)
+    if palette[0]:
+        image.putpalette(bytes(palette[0]), palette[1])
+    image.info = info
+    return image
+
+
+def _load_image_tensor(content: Buffer, mode: str, size: Sequence[int], as_view: bool, **others: object) -> Tensor:
     """Make a uint8 tensor `[C, H, W]` with its channels last in memory: torch resizes such tensors fastest."""
     if mode not in BYTE_MODES:
         raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")

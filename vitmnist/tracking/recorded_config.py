@@ -40,9 +40,7 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
 
 def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -> None:
     key, value = override.key_or_group, override.value()
-    if override.is_sweep_override():
-        raise ConfigError(f"{override.input_line}: a list of values is a sweep, and resume= resumes one run")
-    if override.is_delete():
+    if override.is_sweep_override() or override.is_delete():
         raise ConfigError(
             f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
         )

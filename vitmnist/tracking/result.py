@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 
@@ -98,22 +97,15 @@ class Result:
 
         Raises:
             FileNotFoundError: there is no such file.
-            UnreadableError: the file cannot be read, is not a record, or has another format or a value of a wrong type.
+            UnreadableError: the file cannot be read, is not a record, or has another format.
         """
         content = read_json_or_yaml(path)
         if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
             raise UnreadableError("is not the result of a run")
         if (version := content.get("format", FORMAT)) != FORMAT:
             raise UnreadableError(f"has format {version}, and this version of vitmnist reads format {FORMAT}")
-        options = [option for option in fields(cls) if option.name in content and option.name != "folder"]
-        for option in options:
-            if not _has_type(content[option.name], option.type):
-                raise UnreadableError(f"{option.name} has a value of a wrong type")
-        result = cls(folder=path.parent, **{option.name: content[option.name] for option in options})
-        metrics = [value for epoch in result.epochs for name, value in epoch.items() if name != "steps"]
-        if not all(isinstance(value, int | float | None) for value in metrics):
-            raise UnreadableError("epochs has a metric that is not a number")
-        return result
+        names = [option.name for option in fields(cls) if option.name in content and option.name != "folder"]
+        return cls(folder=path.parent, **{name: content[name] for name in names})
 
     def write(self) -> None:
         """Write `result.json` atomically; raises `OSError`."""
@@ -137,16 +129,6 @@ class Result:
         (self.folder / CONFIG_FILE).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG_FILE, self.config), (OVERRIDES, self.overrides)):
             write_atomic(self.folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
-
-
-def _has_type(value: object, hint: Any) -> bool:
-    """Whether a JSON value has a type such as `list[dict[str, Any]] | None`."""
-    kind, parameters = get_origin(hint) or hint, get_args(hint)
-    if kind is UnionType:
-        return any(_has_type(value, parameter) for parameter in parameters)
-    if kind is list:
-        return isinstance(value, list) and all(_has_type(item, parameters[0]) for item in value)
-    return isinstance(value, kind)
 
 
 def list_epoch_columns() -> tuple[str, ...]:

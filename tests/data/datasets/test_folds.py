@@ -1,4 +1,4 @@
-"""Folds of the training images: each image is held out once, drawn or as a table says, and a sweep ends in one answer."""
+"""Folds of the training images: each image is held out once, and a sweep over the folds ends in one answer."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -70,12 +70,38 @@ def test_images_become_a_data_set(
     assert (pets.test.mean, pets.test.std) == (pets.train.mean, pets.train.std)
 
 
+@pytest.mark.parametrize(("size", "shape"), [([8, 20], (8, 20)), (9, (9, 9))])
+def test_the_size_is_a_number_or_height_and_width(folder: Path, size: object, shape: tuple[int, int]) -> None:
+    train = load(folder, size=size, resize="pad", mode="grey").train
+    assert train.images.shape[1:] == (1, *shape)
+    check_loaders(train)
+
+
+@pytest.mark.parametrize("size", ["large", [8], [8, 9, 10], [8, 9.5], True])
+def test_another_size_is_refused(folder: Path, size: object) -> None:
+    message = rf"data\.dataset\.size={re.escape(str(size))}: must be a number of pixels, or \[height, width\]"
+    with pytest.raises(ConfigError, match=message):
+        load(folder, size=size)
+
+
+def test_images_are_in_colour_if_any_of_the_first_hundred_is(folder: Path) -> None:
+    """Grey images in RGB files have no colours, whichever their format. An unreadable image does not count."""
+    for path in folder.glob("*/*.png"):
+        draw(path.with_suffix(".jpg"), int(path.stem), mode="L")
+        with Image.open(path.with_suffix(".jpg")) as image:
+            image.convert("RGB").save(path)
+    (folder / "eel" / "broken.png").write_bytes(b"no image")
+    assert load(folder, skip_unreadable=True).train.images.shape[1] == 1
+    draw(folder / "eel" / "colours.webp", 7)
+    assert load(folder, skip_unreadable=True).train.images.shape[1] == 3
+
+
 def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
     labels = load(folder).train.labels
     assert len(labels[:8].unique()) > 1
     few = load(folder, train_size=8).train
     assert torch.equal(few.labels, labels[:8])
-    assert few.mean[0] == pytest.approx(float(few.images.double().mean()) / 255)
+    assert few.mean[0] == pytest.approx(float(few.images[:, 0].double().mean()) / 255)
     before = set(load(folder).test.files.names)
     draw(folder / "eel" / "new.png", 7)
     assert len(before & set(load(folder).test.files.names)) >= len(before) - 1
@@ -115,7 +141,7 @@ def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_w
         draw(changed, 999)
         after = load(folder)
         assert caplog.text.count("decoding once") == 2
-        for number, options in enumerate(({"resize": "pad"}, {"resize": "crop"}, {"size": 9}, {"mode": "rgb"}), 3):
+        for number, options in enumerate(({"resize": "pad"}, {"resize": "crop"}, {"size": 9}, {"mode": "grey"}), 3):
             load(folder, **options)
             assert caplog.text.count("decoding once") == number
         with monkeypatch.context() as patch:

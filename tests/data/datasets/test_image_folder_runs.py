@@ -35,7 +35,8 @@ def test_the_test_set_must_fit_next_to_the_training_set(
 @pytest.mark.needs("POSIX files")
 def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "cat" / "4.png").write_bytes(b"no image")
-    expected = load(folder, skip_unreadable=True)
+    options = {"skip_unreadable": True, "mode": "rgb"}
+    expected = load(folder, **options)
     shutil.rmtree(folder.parent / "root")
     read_image = ImageReader.__call__
     together, seen, before = threading.Barrier(3), set(), {*threading.enumerate()}
@@ -49,7 +50,7 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
 
     monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
     monkeypatch.setattr(ImageReader, "__call__", read)
-    found = load(folder, skip_unreadable=True)
+    found = load(folder, **options)
     assert (found.sha256, found.skipped) == (expected.sha256, 1)
     assert (found.train.files, found.test.files) == (expected.train.files, expected.test.files)
     assert len(seen) == 3
@@ -58,12 +59,16 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
 
 def test_training_on_ones_own_images(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
-    options = ["data.dataset.skip_unreadable=true", "data.dataset.mode=rgb", "hydra.run.dir=run", "epochs=1"]
+    options = ["data.dataset.skip_unreadable=true", "data.dataset.size=[14,28]", "hydra.run.dir=run", "epochs=1"]
     ended = train_here(*overrides(folder), *options)
     assert ended.returncode == 0, ended.stderr
     assert "evaluated on the test split, 6 images" in ended.stdout
     result = result_of(tmp_path / "run")
-    assert (result["dataset"]["skipped"], result["config"]["data"]["dataset"]["name"]) == (1, "image_folder")
+    recorded = result["config"]["data"]["dataset"]
+    assert (result["dataset"]["skipped"], recorded["name"], recorded["mode"]) == (1, "image_folder", "rgb")
+    trained = load_model(tmp_path / "run", device="cpu")
+    assert (trained.image_shape, trained.dataset["mode"]) == ((3, 14, 28), "rgb")
+    assert trained(folder / "dog" / "4.png")[0] == trained(Image.open(folder / "dog" / "4.png"))[0]
     assert call_here(evaluate.main, "run").stderr == ""
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):

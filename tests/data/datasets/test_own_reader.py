@@ -22,7 +22,7 @@ from vitmnist.inference.trained_model import load_model
 
 @dataclass
 class ScansOptions(SizeOptions):
-    """Files of NumPy arrays with twice the side of the images."""
+    """Files of NumPy arrays with twice the side of the images, each next to a file with its white level."""
 
     path: str = config_field(may_change=True)
     side: int = 14
@@ -35,7 +35,8 @@ class ScansOptions(SizeOptions):
             if path.suffix != ".npy":
                 raise DataError(f"{path}: is no scan")
             blocks = np.load(path).reshape(self.side, 2, self.side, 2)
-            return Image.fromarray(255 - blocks.mean(axis=(1, 3)).astype(np.uint8))
+            white = int(path.with_suffix(".txt").read_text())
+            return Image.fromarray(white - blocks.mean(axis=(1, 3)).astype(np.uint8))
 
         return read
 
@@ -56,6 +57,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     for number in range(6):
         pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
         np.save(tmp_path / "scans" / f"{number}.npy", pixels)
+        (tmp_path / "scans" / f"{number}.txt").write_text(str(255 - number))
     data = ["+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}", "~data/dataset"]
     typed = [data[1], data[0], "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run"]
     succeed(*typed)
