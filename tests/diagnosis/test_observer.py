@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.scripts import SLOW_DATA, diagnose
 from vitmnist.diagnosis.observed_loader import OTHER_THREAD, LoaderInfo
-from vitmnist.diagnosis.script_report import NO_LOADER
 
 
 def test_loops_of_each_kind_are_observed_and_others_tried_for_those_that_wait(tmp_path: Path) -> None:
@@ -91,23 +90,6 @@ def test_subclasses_with_an_iteration_of_their_own_are_observed_once(tmp_path: P
     assert [loader["passes"] for loader in report["loaders"]] == [2, 2, 2]
     assert all(12 * 2 * 0.005 <= loader["waiting_s"] < loader["seconds"] - 9 * 0.002 for loader in report["loaders"])
     assert not any(loader["timings"] for loader in report["loaders"]), "the script failed"
-
-
-def test_a_loader_that_is_none_of_torch_is_named_by_its_class(tmp_path: Path) -> None:
-    script = """
-class PipelineLoader:
-    def __iter__(self):
-        return iter(range(30))
-class Pipeline(PipelineLoader):
-    pass
-loader = Pipeline()
-for batch in loader:
-    pass
-"""
-    process, report = diagnose(tmp_path, script)
-    assert (report["incomplete"], report["not_observed"]) == (NO_LOADER, ["__main__.Pipeline"])
-    assert "not observed: __main__.Pipeline, which is not from torch.utils.data" in process.stderr
-    assert (report["waiting_pct"], process.returncode) == (None, 0)
 
 
 def test_a_loader_in_another_thread_has_times_and_the_script_no_verdict(tmp_path: Path) -> None:

@@ -60,17 +60,11 @@ def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
     run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
-    run(tmp_path / "3", distributed={"ranks": 2}, environment={"torch": "2.14.0"})
-    assert the_only(tmp_path).columns[-2:] == ["torch", "processes"]
+    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0"}, "device": "cuda:0"}
+    run(tmp_path / "3", config={"device": "cuda"}, **varied)
+    assert the_only(tmp_path).columns[-3:] == ["torch", "resolved device", "processes"]
     rows = build_table(the_only(tmp_path))
     assert {(row["processes"], row["torch"]) for row in rows} == {("–", "2.15.0"), ("2", "2.14.0")}
-
-
-def test_the_configured_and_the_resolved_device_are_two_columns(tmp_path: Path) -> None:
-    for index, (configured, resolved) in enumerate([("cpu", "cpu"), ("cuda", "cuda:0")]):
-        run(tmp_path / str(index), config={"device": configured}, device=resolved)
-    rows = build_table(the_only(tmp_path))
-    assert [(row["device"], row["resolved device"]) for row in rows] == [("cpu", "cpu"), ("cuda", "cuda:0")]
 
 
 def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_automatic_choice(tmp_path: Path) -> None:

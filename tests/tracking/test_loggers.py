@@ -16,7 +16,9 @@ def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatc
     wandb = MagicMock(Error=type("Error", (Exception,), {}))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     epochs = [{"epoch": epoch, "eval_acc": 90.0, "steps": [{"step": epoch, "loss": 0.5}]} for epoch in range(4)]
-    logger = Wandb(WandbOptions(), tmp_path, Result(folder=tmp_path, epochs=epochs[:3]))
+    config = {"name": "base", "tags": ["pets"], "notes": "as usual"}
+    logger = Wandb(WandbOptions(), tmp_path, Result(folder=tmp_path, epochs=epochs[:3], config=config))
+    assert wandb.init.call_args.kwargs.items() >= config.items()
     logger.add_epoch(epochs[3])
     logger.add_images({"worst_mistakes": MagicMock()}, 3)
     log = wandb.init.return_value.log

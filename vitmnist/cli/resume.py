@@ -60,7 +60,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         return False
     metric = find_metric(config.monitor, "monitor")
     is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)
-    has_epochs_left = len(epochs) < config.epochs
+    has_epochs_left = len(epochs) < config.epochs_to_train
     ignored = keys_where(is_ignored_in_comparison)
     if is_exhausted and has_epochs_left:
         # More epochs alone do not continue a run that has stopped early.
@@ -75,6 +75,9 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         )
     value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
+    if config.limit_batches:
+        echo(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
+        return True
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
     further = shlex.join([f"resume={path}", *changes])
     echo(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")

@@ -24,9 +24,11 @@ def describe_progress(run: Run) -> dict[str, Any]:
         epochs_done = max(table.read_bytes().count(b"\n") - 1, 0)
     return {
         "folder": display_path(run.folder),
+        "name": run.config.get("name"),
+        "tags": run.config.get("tags") or [],
         "state": run.result.status,
         "epochs_done": epochs_done,
-        "epochs": run.config.get("epochs"),
+        "epochs": 1 if run.config.get("limit_batches") else run.config.get("epochs"),
         "written_at": run.result.ended_at,
     }
 
@@ -42,6 +44,11 @@ def main() -> None:
         print(json.dumps(runs))
         return
     for run in runs:
-        if run["written_at"] is not None:
-            run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
-    echo(tabulate(runs, headers="keys", tablefmt="plain", disable_numparse=True))
+        run["tags"] = ", ".join(run["tags"]) or None
+        run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
+    shown = [key for key in runs[0] if any(run[key] is not None for run in runs)]
+    echo(
+        tabulate(
+            [{key: run[key] for key in shown} for run in runs], headers="keys", tablefmt="plain", disable_numparse=True
+        )
+    )

@@ -82,6 +82,9 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
     # An unknown metric is an error before the first job.
     find_metric(composed.monitor, "monitor")
     folder = Path(composed.hydra.sweep.dir)
+    # Windows limits a path to 260 characters, and the folders and files of a job need 90.
+    if os.name == "nt" and len(str(folder.absolute())) > 170:
+        raise ConfigError(f"hydra.sweep.dir={folder.absolute()}: must have at most 170 characters on Windows")
     # The folders of the jobs are named after the other keys.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}

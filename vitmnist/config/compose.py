@@ -31,7 +31,7 @@ def run_label(overrides: Sequence[str], folder: str = "outputs/runs/2026-11-27/1
         short = name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
-        elif name not in ("data.root", "repeats"):
+        elif name not in ("data.root", "repeats", "name", "tags", "notes"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}_{value}")
     # The files below add another 60 characters.
     size = min(55, max(192 - len(os.path.abspath(folder)), 20))

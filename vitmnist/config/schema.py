@@ -94,6 +94,7 @@ class LogConfig:
 
     every_steps: int | None = config_field(at_least=1)
     images_every_epochs: int | None = config_field(at_least=1)
+    per_class: bool = config_field(False)
 
 
 @dataclass
@@ -107,8 +108,12 @@ class DistributedConfig:
 class Config:
     """The whole configuration; `conf/` has the defaults and explains each key."""
 
+    name: str | None = config_field(None, affects="nothing")
+    tags: list[str] | None = config_field(None, affects="nothing")
+    notes: str | None = config_field(None, affects="nothing")
     batch_size: int = config_field(at_least=1)
     epochs: int = config_field(at_least=1, may_change=True)
+    limit_batches: int | None = config_field(None, at_least=1)
     seed: int = config_field(at_least=0, at_most=2**63 - 1)
     device: str = config_field(affects="timing")
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
@@ -135,6 +140,11 @@ class Config:
     def __post_init__(self) -> None:
         # A single logger can be given by its name alone.
         self.logger = self.logger if isinstance(self.logger, list) else [self.logger]
+
+    @property
+    def epochs_to_train(self) -> int:
+        """The epochs after which the run is completed; schedules depend on `epochs` alone."""
+        return 1 if self.limit_batches else self.epochs
 
 
 def may_change(metadata: Mapping[str, Any]) -> bool:

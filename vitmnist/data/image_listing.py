@@ -104,7 +104,7 @@ def list_splits(folder: Path) -> dict[str, ClassifiedFiles]:
     """Return the images of each split, from folders of classes. Without folders of splits, all are training images.
 
     Raises:
-        DataError: there are fewer than two folders of classes, two classes share a folder, or classes look like splits.
+        DataError: there are fewer than two folders of classes, or classes look like splits.
     """
     folders = _split_folders(folder) or {"train": folder}
     files = {split: _list_class_files(path) for split, path in folders.items()}
@@ -125,9 +125,6 @@ def label_splits(
         DataError: the classes of the splits differ, or there are too few images for a test split.
     """
     classes = sorted({name for _, name in splits["train"]})
-    spellings = Counter(map(str.casefold, classes))
-    if alike := [name for name in classes if spellings[name.casefold()] > 1]:
-        log.warning("%s: classes that differ only in upper and lower case are different: %s", source, join_names(alike))
     _check_classes(source, classes, splits, allow_missing_classes)
     splits = {split: sort_by_hash(files, folder) for split, files in splits.items()}
     if len(splits) == 1 and test_share:
@@ -196,11 +193,6 @@ def _list_class_files(folder: Path) -> dict[str, list[Path]]:
 def _classify(folder: Path, class_files: dict[str, list[Path]], images: set[Path]) -> ClassifiedFiles:
     """Return the images among the files of classes, with their classes; log classes without images."""
     files = [(path, name) for name, paths in class_files.items() for path in paths if path in images]
-    class_of: dict[str, str] = {}  # The class of each folder with images, by its real path
-    for parent, name in sorted({(path.parent, name) for path, name in files}):
-        other = class_of.setdefault(os.path.realpath(parent), name)
-        if other != name:
-            raise DataError(f"{folder}: the classes {other} and {name} have the same folder; remove a link")
     _refuse_splits(folder, files)
     if empty := sorted(set(class_files) - {name for _, name in files}):
         log.warning("%s; left out", describe_empty_classes(folder, empty, len(class_files)))

@@ -67,8 +67,8 @@ class ImageReader:
     max_16_bit: int = 65_535
     range_32_bit: tuple[float, float] | None = None
 
-    def __call__(self, path: Path) -> Pixels:
-        """Read a file.
+    def __call__(self, path: Path, read_bytes: Callable[[Path], bytes] = Path.read_bytes) -> Pixels:
+        """Read a file, or what `read_bytes` returns for its path.
 
         Raises:
             DataError: the file is missing or damaged, or has an unknown format.
@@ -77,7 +77,7 @@ class ImageReader:
         _current.path = path
         try:
             # Do not use `np.fromfile`: it returns fewer bytes after a read error. Torch needs a writable buffer.
-            content = np.frombuffer(bytearray(path.read_bytes()), np.uint8)
+            content = np.frombuffer(bytearray(read_bytes(path)), np.uint8)
             return self.decode(content)
         except MemoryError:
             raise

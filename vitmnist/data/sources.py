@@ -208,21 +208,8 @@ class DatasetSource(SampleSource):
         return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
-        contents = options.fingerprint and f"{options.fingerprint}, {len(self)} samples"
-        images, labels = store_rows(self._chunks, len(self), replace(options, fingerprint=contents))
-        stored = TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
-        if options.fingerprint:
-            self._check_fingerprint(stored)
-        return stored
-
-    def _check_fingerprint(self, stored: TensorSet) -> None:
-        """Raise `DataError` if some of the stored samples differ from those of the dataset."""
-        probes = choose_probes(len(self))
-        with preserved_random_state(self.dataset):
-            samples = [read_sample(self.dataset, index) for index in probes]
-        expected = _pair(_collate(samples, probes), 0)
-        if [*map(_identify_tensor, stored.read(torch.tensor(probes)))] != [*map(_identify_tensor, expected)]:
-            raise DataError("fingerprint= does not fit: the cache has other samples than the dataset; change it")
+        images, labels = store_rows(self._chunks, len(self), options)
+        return TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
 
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
@@ -236,7 +223,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     if isinstance(data, (tuple, list)):
         if len(data) != 2:
             raise DataError(f"a pair (images, labels) has two tensors, this one {len(data)}")
-        return TensorSet(*map(_as_tensor, ("images", "labels"), data))
+        return TensorSet(*map(as_tensor, ("images", "labels"), data))
     if isinstance(data, (IterableDataset, Mapping, Tensor)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
@@ -249,7 +236,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     return DatasetSource(data, seed)  # type: ignore[arg-type]  # torch has no protocol for it
 
 
-def _as_tensor(name: str, values: Any) -> Any:
+def as_tensor(name: str, values: Any) -> Any:
     """Return a NumPy array as a tensor that shares its memory, and anything else unchanged."""
     if not isinstance(values, np.ndarray):
         return values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -70,7 +69,6 @@ class Report:
         stopped: whether `--stop` ended the script.
         steps: number of batches after the warm-up, of the loader that delivered most batches.
         incomplete: why nothing was measured.
-        not_observed: classes of loaders that are not torch's, if no loader of torch was iterated.
         seconds, between_s: duration of all passes, where overlapping passes count once, and the time between them.
     """
 
@@ -80,7 +78,6 @@ class Report:
     warm_up: int
     steps: int
     incomplete: str | None
-    not_observed: list[str]
     seconds: float
     waiting_s: float
     waiting_pct: float | None
@@ -119,7 +116,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         warm_up=observer.warm_up,
         steps=steps,
         incomplete=None if steps else NO_BATCHES if observer.loaders else NO_LOADER,
-        not_observed=[] if observer.loaders else _find_other_loaders(),
         seconds=seconds,
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
@@ -129,14 +125,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     )
 
 
-def _find_other_loaders() -> list[str]:
-    """Return the names of the loader classes in this process that are not torch's."""
-    classes = {cls for cls in map(type, gc.get_objects()) if hasattr(cls, "__iter__")}
-    # Search the base classes too: fastai's `TfmdDL` is a subclass of its `DataLoader`.
-    loaders = (cls for cls in classes if any(base.__name__.endswith("Loader") for base in cls.__mro__))
-    return sorted(f"{cls.__module__}.{cls.__name__}" for cls in loaders if not cls.__module__.startswith("torch."))
-
-
 def format_report(report: Report) -> str:
     """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
@@ -144,8 +132,6 @@ def format_report(report: Report) -> str:
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]
     if report.incomplete:
         lines.append(f"incomplete: {report.incomplete}")
-    if report.not_observed:
-        lines.append(f"not observed: {', '.join(report.not_observed)}, which is not from torch.utils.data")
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
         between = f"; {format_seconds(report.between_s)} s between the passes over the loaders are not counted"

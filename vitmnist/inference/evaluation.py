@@ -97,7 +97,8 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
     Raises:
         ConfigError: for images at another path, it is unclear whether to divide and limit them as in training.
     """
-    trained_data = load_recorded_config(folder, []).data
+    trained_config = load_recorded_config(folder, [])
+    trained_data = trained_config.data
     _, options = DATASETS.resolve(data.dataset)
     # The options that are marked as allowed to change on resuming locate the images.
     locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
@@ -113,7 +114,8 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
             )
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
-    if replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data:
+    is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data
+    if is_trained_data and not trained_config.limit_batches:
         recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
         for name in dataset.splits:
             checksum = dataset.sha256[f"{name}_images"]

@@ -21,7 +21,7 @@ from vitmnist.loaders.base import LOADERS, Loader, check_memory, get_placement
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import Placement
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
-from vitmnist.timing.table import LoaderTiming, Spread, format_timings
+from vitmnist.timing.table import LoaderTiming, format_timings
 
 
 @dataclass
@@ -111,7 +111,8 @@ def select_loader(
     selected = loaders.pop(name)
     for other in loaders.values():
         other.close()
-    return LoaderSelection(name, _reason(name, epochs_s), timings), selected
+    reason = f"{epochs_s[name].median:.3g} s an epoch expected, the least"
+    return LoaderSelection(name, reason, timings), selected
 
 
 def _build_candidate(
@@ -144,12 +145,3 @@ def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Place
     order = (Placement.HOST, Placement.DEVICE, Placement.ON_DEMAND, Placement.FILE)
     names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
     return {name: placements[name] for name in names}
-
-
-def _reason(name: str, epochs_s: Mapping[str, Spread]) -> str:
-    """Explain the selection. A loader is within noise of the fastest one if their ranges overlap."""
-    best = epochs_s[name]
-    text = f"{best.median:.3g} s an epoch expected, the least"
-    overlapping = [other for other, spread in epochs_s.items() if spread.low <= best.high and best.low <= spread.high]
-    overlapping.remove(name)
-    return f"{text}; within noise of it: {', '.join(overlapping)}" if overlapping else text

@@ -84,17 +84,12 @@ def _convert_transform(transform: Any, name: str) -> list[Transform]:
         return [transform]
     if name in ("Resize", *SAME_DRAWS_IN_V2):
         cls = getattr(v2, name)
-        return [cls(**{parameter: getattr(transform, parameter) for parameter in _get_parameters(cls)})]
+        return [cls(**{parameter: getattr(transform, parameter) for parameter in inspect.signature(cls).parameters})]
     if name != "RandomCrop" or transform.padding is None:
         return [transform]
     unpadded = copy(transform)
     unpadded.padding = None
     return [v2.Pad(transform.padding, transform.fill, transform.padding_mode), unpadded]
-
-
-@lru_cache
-def _get_parameters(cls: type) -> tuple[str, ...]:
-    return tuple(inspect.signature(cls).parameters)
 
 
 def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Transform], Shape]:

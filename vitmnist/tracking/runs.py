@@ -66,6 +66,7 @@ class Run:
             return f"{self.result.status}: {self.result.error}" if self.result.error else self.result.status
         remarks = {
             "resumed": self.result.resumed,
+            f"limit_batches={self.config.get('limit_batches')}": bool(self.config.get("limit_batches")),
             "overlapping": self.overlapping,
             "first epoch only": len(epochs_since_last_start(self.result.epochs)) < 2,
             f"monitor={self.config.get('monitor')} is not registered": self.monitored_metric is None,

@@ -160,6 +160,14 @@ class Dataset:
         }
         return replace(self, **splits)
 
+    def limited(self, size: int) -> Dataset:
+        """Return a copy with at most `size` images in each split, drawn at random but always the same ones."""
+        splits: dict[str, Any] = {}
+        for name, split in self.splits.items():
+            rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(0))[:size]
+            splits[name] = split.subset(rows.sort().values)
+        return replace(self, **splits)
+
     def describe_evaluation(self) -> str:
         """Describe the split on which epochs are evaluated."""
         return f"{self.eval_split_name} split, {len(self.eval_split):,} images"
@@ -202,15 +210,24 @@ class SizeOptions:
 
 
 def make_dataset(
-    name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...], sizes: SizeOptions
+    name: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor] | None,
+    classes: tuple[str, ...],
+    sizes: SizeOptions,
+    validation: tuple[Tensor, Tensor] | None = None,
+    is_mapped: bool = False,
 ) -> Dataset:
-    """Make a dataset of images uint8 `[N, C, H, W]` and labels int64 `[N]`, cut to `sizes`."""
-    spans = sizes.spans(len(train[0]), len(test[0]))
-    mean, std = compute_statistics(train[0][spans[0]])
-    train_split, test_split = (
-        Split(*pair, mean, std, classes).subset(span) for pair, span in zip((train, test), spans, strict=True)
-    )
-    return Dataset(name, train_split, test_split)
+    """Make a dataset of images uint8 `[N, C, H, W]`, perhaps memory-mapped, and labels int64 `[N]`, cut to `sizes`."""
+    train_rows, test_rows = sizes.spans(len(train[0]), len(test[0]) if test else 0)
+    mean, std = compute_statistics(train[0][train_rows])
+    parts = {"train": (train, train_rows), "validation": (validation, slice(None)), "test": (test, test_rows)}
+    splits: dict[str, Any] = {
+        part: Split(*pair, mean, std, classes, is_mapped=is_mapped).subset(rows)
+        for part, (pair, rows) in parts.items()
+        if pair
+    }
+    return Dataset(name, **splits)
 
 
 def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
@@ -237,7 +254,7 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
     """Load a dataset: its splits of uint8 images, labels and channel statistics.
 
     Args:
-        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, or your own.
+        name: mnist, fashion_mnist, kmnist, cifar10, cifar100, image_folder, arrays, hugging_face, or your own.
         root: the folder for downloaded and decoded files; `~` is the home folder.
         options: the keys of the dataset's YAML file in `conf/data/dataset/`, such as `train_size=1000`.
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
-from vitmnist.data.datasets.base import DATASETS, Dataset, ImageFiles, SizeOptions, Split
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import (
     EXTENSIONS,
+    ClassifiedFiles,
     LabelledFiles,
     describe_empty_classes,
     label_splits,
@@ -47,8 +48,6 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 10
 """The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
-MIN_CLASS_SIZE = 5
-"""Classes with fewer images in a split are named in a warning."""
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
@@ -60,13 +59,10 @@ MAX_NAMED_FILES = 5
 
 
 @dataclass
-class ImageFolderOptions(SizeOptions):
-    """See `conf/data/dataset/image_folder.yaml`."""
+class DecodingOptions(SizeOptions):
+    """How encoded images become pixels. A subclass lists the images."""
 
     path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
-    labels: str | None = config_field(None, may_change=True)
-    columns: TableColumns = section(TableColumns, may_change=True)
-    suffix: str = config_field("", may_change=True)
     size: Any = config_field(28, at_least=1)
     mode: ColorMode = ColorMode.auto
     resize: ResizeMode = ResizeMode.stretch
@@ -101,37 +97,78 @@ class ImageFolderOptions(SizeOptions):
         if self.mode != ColorMode.auto:
             return {}
         folder = expand_home(self.path)
-        files = [(path, "") for path in list_files(folder) if path.name.lower().endswith(EXTENSIONS)]
-        has_colors = any(_has_colors(self.reader, path) for path, _ in sort_by_hash(files, folder)[:PROBED_IMAGES])
+        read, paths = self.list_images(folder)
+        files = sort_by_hash([(path, "") for path in paths], folder)[:PROBED_IMAGES]
+        has_colors = any(_has_colors(read, path) for path, _ in files)
         return {"mode": (ColorMode.rgb if has_colors else ColorMode.grey).value}
+
+    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
+        """Return the paths of all images below `folder`, and a function that reads them."""
+        raise NotImplementedError
+
+
+@dataclass
+class ImageFolderOptions(DecodingOptions):
+    """See `conf/data/dataset/image_folder.yaml`."""
+
+    labels: str | None = config_field(None, may_change=True)
+    columns: TableColumns = section(TableColumns, may_change=True)
+    suffix: str = config_field("", may_change=True)
+
+    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
+        return self.reader, [path for path in list_files(folder) if path.name.lower().endswith(EXTENSIONS)]
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
 def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; decoded once into `root`.
 
-    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
-    images are added. If only a training split exists, the first `test_share` of each class become the test split.
-
     Raises:
-        ConfigError: the folder does not exist, or a size is larger than its split.
-        DataError: a class has no images, or images are unreadable and `skip_unreadable` is false.
-        OutOfSpaceError: the disk of `root` has too little room for the decoded images.
+        ConfigError: the folder does not exist, or as `decode_dataset`.
+        DataError, OutOfSpaceError: as `decode_dataset`.
     """
     options, folder = replace(options, **options.resolve_auto()), expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
-    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
-        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     if options.labels:
         source = expand_home(options.labels)
         classified = read_label_table(source, options.columns, options.suffix, folder, options.skip_unreadable)
     else:
         source, classified = folder, list_splits(folder)
+    return decode_dataset(options, root, folder, source, classified, options.reader)
+
+
+def decode_dataset(
+    options: DecodingOptions,
+    root: Path,
+    folder: Path,
+    source: Path,
+    classified: dict[str, ClassifiedFiles],
+    read: FileReader,
+    containers: Sequence[Path] = (),
+) -> Dataset:
+    """Decode the images of all splits once into `root`, and make a dataset of them.
+
+    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
+    images are added. If only a training split exists, the first `test_share` of each class become the test split.
+
+    Args:
+        folder: the folder of all images.
+        source: the folder or the table of labels, for messages.
+        read: reads an image by its path.
+        containers: the files that contain the images, if these are not files.
+
+    Raises:
+        ConfigError: a size is larger than its split.
+        DataError: a class has no images, or images are unreadable and `skip_unreadable` is false.
+        OutOfSpaceError: the disk of `root` has too little room for the decoded images.
+    """
+    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     classes, files = label_splits(source, classified, folder, options.test_share, options.skip_unreadable)
     # Refuse sizes that are too large before anything is decoded.
     options.spans(len(files["train"]), len(files.get("test", ())))
-    decoder = FolderDecoder(folder, files, options)
+    decoder = FolderDecoder(folder, files, options, read, containers)
     (images, labels), metadata = open_or_write_cache(
         root / CACHE_FOLDER, decoder.fingerprint(), len(decoder.samples), decoder.decode, decoder.metadata
     )
@@ -145,9 +182,9 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]))
 
 
-def _has_colors(reader: ImageReader, path: Path) -> bool:
+def _has_colors(read: FileReader, path: Path) -> bool:
     with suppress(DataError):  # It is reported when all images are decoded.
-        pixels = reader(path)
+        pixels = np.asarray(read(path))
         return bool((pixels != pixels[:, :, :1]).any())
     return False
 
@@ -169,7 +206,7 @@ def _make_splits(
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
     mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
-    files = ImageFiles(folder, [decoder.names[index] for index in readable], options.reader)
+    files = ImageFiles(folder, [decoder.names[index] for index in readable], decoder.read)
     dataset = Split(images, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files)
     return {
         name: replace(dataset.subset(span), sha256=sha256).subset(rows_to_use[name])
@@ -196,7 +233,7 @@ def _log_problems(folder: Path, metadata: Mapping[str, Any]) -> None:
 def _readable_classes(
     folder: Path, classes: list[str], labels: Tensor, rows: dict[str, slice]
 ) -> tuple[list[str], Tensor]:
-    """Return the classes with readable training images, and the labels for them; log classes with few images.
+    """Return the classes with readable training images, and the labels for them.
 
     Raises:
         DataError: fewer than two classes are left, or a class without training images has images in another split.
@@ -209,11 +246,7 @@ def _readable_classes(
             raise DataError(f"{message} that can be read for training; add some, or remove these classes")
         log.warning("%s; left out", message)
         classes = [name for name in classes if name not in empty]
-        labels, counts = (is_left.cumsum(0) - 1)[labels], counts[:, is_left]
-    for split, sizes in zip(rows, counts.tolist(), strict=True):
-        if few := [f"{name} ({count})" for name, count in zip(classes, sizes, strict=True) if count < MIN_CLASS_SIZE]:
-            problem = f"fewer than {MIN_CLASS_SIZE} images of a class in the {split} split"
-            log.warning("%s: %s: %s", folder, problem, join_names(few))
+        labels = (is_left.cumsum(0) - 1)[labels]
     return classes, labels
 
 
@@ -237,8 +270,15 @@ def _file_signature(path: Path) -> tuple[int, ...] | None:
 class FolderDecoder:
     """Decodes the images of all splits of a folder on all cores; the training split comes first."""
 
-    def __init__(self, folder: Path, splits: Mapping[str, LabelledFiles], options: ImageFolderOptions) -> None:
-        self.folder, self.splits, self.options, self.reader = folder, splits, options, options.reader
+    def __init__(
+        self,
+        folder: Path,
+        splits: Mapping[str, LabelledFiles],
+        options: DecodingOptions,
+        read: FileReader,
+        containers: Sequence[Path],
+    ) -> None:
+        self.folder, self.splits, self.options, self.read, self.containers = folder, splits, options, read, containers
         self.samples = [sample for files in splits.values() for sample in files]
         self.names = [path.relative_to(folder).as_posix() for path, _ in self.samples]
         self.starts = [0, *accumulate(map(len, splits.values()))]
@@ -256,8 +296,9 @@ class FolderDecoder:
         ]
         # `disk` decodes with the installed packages, so the cached pixels must come from the same versions.
         decoders = [version(package) for package in ("pillow", "torch", "torchvision")]
-        options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.reader)]
-        contents = json.dumps([str(self.folder.resolve()), *options, files])
+        options = [CACHE_VERSION, *decoders, *self.starts[1:-1], vars(self.options.reader)]
+        containers = [(str(path), _file_signature(path)) for path in self.containers]
+        contents = json.dumps([str(self.folder.resolve()), *options, *containers, files])
         return hashlib.sha256(contents.encode()).hexdigest()
 
     def decode(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -301,7 +342,7 @@ class FolderDecoder:
         results: list[tuple[Tensor, NDArray[np.uint64], bytes] | DataError] = []
         for path, _ in samples:
             try:
-                pixels = self.reader(path)
+                pixels = np.asarray(self.read(path))
             except DataError as error:
                 results.append(error)
             else:

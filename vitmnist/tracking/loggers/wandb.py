@@ -40,13 +40,15 @@ class Wandb(Logger):
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
-        self._wandb = wandb
+        self._wandb, config = wandb, result.config or {}
         try:
             self._run = wandb.init(
                 project=options.project,
-                name=folder.name,
+                name=config.get("name") or folder.name,
+                tags=config.get("tags"),
+                notes=config.get("notes"),
                 dir=folder,
-                config=result.config,
+                config=config,
                 # The folder of the run already has its log.
                 settings=wandb.Settings(console="off", silent=True),
             )

@@ -1,0 +1,126 @@
+"""Images and labels in NumPy arrays: an `.npz` file, or a folder of `.npy` files, which are memory-mapped."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmnist.config.validation import config_field, section
+from vitmnist.data.channel_statistics import PLAUSIBLE_CHANNELS, Statistics, check_statistics
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
+from vitmnist.data.sources import CHUNK_SIZE, as_tensor
+from vitmnist.errors import ConfigError, DataError, join_names
+from vitmnist.runtime.files import expand_home
+from vitmnist.runtime.memory import map_private
+
+
+@dataclass
+class ArrayNames:
+    """The names of the arrays. Those of validation and test may be missing."""
+
+    images: str = "images"
+    labels: str = "labels"
+    val_images: str = "val_images"
+    val_labels: str = "val_labels"
+    test_images: str = "test_images"
+    test_labels: str = "test_labels"
+
+
+@dataclass
+class ArraysOptions(SizeOptions):
+    """See `conf/data/dataset/arrays.yaml`."""
+
+    path: str = config_field(may_change=True)
+    names: ArrayNames = section(ArrayNames, may_change=True)
+    statistics: Statistics | None = None
+
+
+@DATASETS.register("arrays", ArraysOptions)
+def arrays(options: ArraysOptions, root: Path) -> Dataset:
+    """Images `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]`, and labels `[N]`: integers or text, which name the classes.
+
+    Raises:
+        ConfigError: there is no such file or folder, or a size is larger than its split.
+        DataError: an array is missing, damaged or of Python objects, or its values cannot be used.
+    """
+    path = expand_home(options.path)
+    if not path.exists():
+        raise ConfigError(f"data.dataset.path={options.path}: there is no such .npz file or folder of .npy files")
+    tables = {name: (key, _read_array(path, key)) for name, key in vars(options.names).items()}
+    classes: NDArray[Any] = np.empty(0)
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}
+    for prefix in ("", "val_", "test_"):
+        (images_key, images), (labels_key, labels) = (tables[f"{prefix}{part}"] for part in ("images", "labels"))
+        if prefix and images is None and labels is None:
+            continue
+        if images is None or labels is None:
+            key = images_key if images is None else labels_key
+            raise DataError(f"{path}: has no array {key}; set data.dataset.names.{prefix}images and {prefix}labels")
+        try:
+            classes = classes if prefix else np.unique(labels)
+            pairs[prefix] = _to_bytes(images, options.statistics), _to_indices(labels, classes)
+        except DataError as error:
+            raise DataError(f"{path}: {images_key} and {labels_key}: {error}") from error
+    is_mapped = path.is_dir() and options.statistics is None
+    names = tuple(map(str, classes.tolist()))
+    return make_dataset(path.stem, pairs[""], pairs.get("test_"), names, options, pairs.get("val_"), is_mapped)
+
+
+def _read_array(path: Path, name: str) -> NDArray[Any] | None:
+    """Read an array of an `.npz` file, or map one of a folder into memory; None if there is none of this name."""
+    try:
+        if not path.is_dir():
+            with np.load(path) as arrays:
+                array: NDArray[Any] | None = arrays.get(name)
+                return array
+        if not (file := path / f"{name}.npy").exists():
+            return None
+        header = np.load(file, mmap_mode="r")  # A write to this read-only mapping would end the process.
+        with file.open("rb") as opened:
+            return np.ndarray(header.shape, header.dtype, map_private(opened), header.offset, header.strides)
+    except OSError:
+        raise
+    except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.
+        kind = "is damaged, or is no array of numbers or text"
+        raise DataError(f"{path}: {name} {kind}; write arrays with numpy.savez or numpy.save") from error
+
+
+def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
+    """Return images as uint8 `[N, C, H, W]`; floats were normalised with the statistics."""
+    images: Tensor = as_tensor("images", array)
+    if images.dim() == 3:
+        images = images[:, None]
+    if images.dim() == 4 and images.shape[1] not in PLAUSIBLE_CHANNELS:
+        images = images.permute(0, 3, 1, 2)
+    if not images.is_floating_point():
+        return images
+    if statistics is None:
+        raise DataError(
+            "floats need data.dataset.statistics={mean: [..], std: [..]}, with which they were normalised; "
+            "{mean: [0], std: [1]} for values of 0 to 1"
+        )
+    check_statistics("data.dataset.statistics", statistics.mean, statistics.std)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (statistics.mean, statistics.std))
+    return torch.cat([_denormalize(chunk, mean, std) for chunk in images.split(CHUNK_SIZE)])
+
+
+def _denormalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    values = (images * std + mean) * 255
+    low, high = values.min() / 255, values.max() / 255
+    if not (low >= -1 / 255 and high <= 256 / 255):  # Not a number is refused too.
+        raise DataError(f"with data.dataset.statistics, floats become {low:.3g} to {high:.3g}, and must become 0 to 1")
+    return values.round().clamp(0, 255).to(torch.uint8)
+
+
+def _to_indices(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
+    """Return the index of the class of each label, int64 `[N]`."""
+    labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
+    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
+        raise DataError(f"labels must be integers or text [N], found {labels.dtype} {[*labels.shape]}")
+    if len(unknown := np.setdiff1d(labels, classes)):
+        raise DataError(f"classes without training images: {join_names(unknown.tolist())}")
+    return torch.from_numpy(np.searchsorted(classes, labels))

@@ -1,0 +1,112 @@
+"""Images of a Hugging Face dataset, read by its package `datasets` from a folder or a Parquet file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from vitmnist.config.validation import section
+from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader
+from vitmnist.data.datasets.image_folder import DecodingOptions, decode_dataset
+from vitmnist.data.image_listing import SPLIT_OF, ClassifiedFiles, list_files
+from vitmnist.data.images import ImageReader, Pixels
+from vitmnist.errors import ConfigError, MissingExtraError, as_data_error, join_names
+from vitmnist.runtime.files import expand_home
+
+
+@dataclass
+class FeatureNames:
+    """The columns of images and labels; None: the only column of the type `Image` or `ClassLabel`."""
+
+    image: str | None = None
+    label: str | None = None
+
+
+@dataclass
+class HuggingFaceOptions(DecodingOptions):
+    """See `conf/data/dataset/hugging_face.yaml`."""
+
+    columns: FeatureNames = section(FeatureNames, may_change=True)
+
+    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
+        read, classified = open_rows(self, folder)
+        return read, [path for files in classified.values() for path, _ in files]
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads the image in row N of a split as if it were the file `SPLIT/N`."""
+
+    splits: Mapping[str, Any]
+    column: str
+    reader: ImageReader
+
+    def __call__(self, path: Path) -> Pixels:
+        return self.reader(path, self._read_bytes)
+
+    def _read_bytes(self, path: Path) -> bytes:
+        image = self.splits[path.parent.name][int(path.name)][self.column]
+        return image["bytes"] or Path(image["path"]).read_bytes()
+
+
+@DATASETS.register("hugging_face", HuggingFaceOptions)
+def hugging_face(options: HuggingFaceOptions, root: Path) -> Dataset:
+    """Images and labels of a folder that `save_to_disk` wrote, or of Parquet files; decoded once into `root`.
+
+    Raises:
+        MissingExtraError: the package `datasets` is not installed.
+        ConfigError, DataError, OutOfSpaceError: as `open_rows` and `decode_dataset`.
+    """
+    folder = expand_home(options.path).absolute()
+    options = replace(options, **options.resolve_auto())
+    read, classified = open_rows(options, folder)
+    containers = list_files(folder) if folder.is_dir() else [folder]
+    return decode_dataset(options, root, folder, folder, classified, read, containers)
+
+
+def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassifiedFiles]]:
+    """Return a reader of the images, and the paths that it takes for each split, with the names of their classes.
+
+    Raises:
+        ConfigError: there is no such dataset, it has no training split, or a column is ambiguous.
+        DataError: the package `datasets` cannot read it.
+    """
+    if find_spec("datasets") is None:
+        raise MissingExtraError("datasets", "hugging_face")
+    import datasets
+
+    key = f"data.dataset.path={options.path}"
+    if not folder.exists():
+        raise ConfigError(f"{key}: there is no such folder or Parquet file")
+    with as_data_error(f"{key} cannot be read"):
+        if (folder / "state.json").exists() or (folder / "dataset_dict.json").exists():
+            opened = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            opened = datasets.load_dataset(str(folder))
+        else:
+            opened = datasets.load_dataset("parquet", data_files=str(folder))
+    named = opened if isinstance(opened, Mapping) else {"train": opened}
+    splits = {SPLIT_OF[name.lower()]: rows for name, rows in named.items() if name.lower() in SPLIT_OF}
+    if "train" not in splits:
+        raise ConfigError(f"{key}: has no split train, only {join_names(named)}")
+    features = splits["train"].features
+    image = _find_column("image", options.columns.image, features, datasets.Image)
+    label = _find_column("label", options.columns.label, features, datasets.ClassLabel)
+    to_names = getattr(features[label], "int2str", lambda values: [*map(str, values)])
+    encoded: dict[str, Any] = {}
+    classified: dict[str, ClassifiedFiles] = {}
+    with as_data_error(f"{key}: columns {image} and {label}"):
+        for split, rows in splits.items():
+            encoded[split] = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
+            names = to_names(rows[label][:])
+            classified[split] = [(folder / split / f"{row:08}", name) for row, name in enumerate(names)]
+    return RowReader(encoded, image, options.reader), classified
+
+
+def _find_column(key: str, name: str | None, features: Mapping[str, Any], kind: type) -> str:
+    columns = [name] if name else [column for column, feature in features.items() if isinstance(feature, kind)]
+    if len(columns) != 1 or columns[0] not in features:
+        found = f"the columns are {join_names(features)}"
+        raise ConfigError(f"data.dataset.columns.{key}={name or 'null'}: must name the column of each {key}; {found}")
+    return columns[0]
