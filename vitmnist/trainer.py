@@ -142,7 +142,7 @@ class Trainer:
                 checkpoints.save_final_weights()
                 del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
                 self._evaluate_on_test(dataset, step, checkpoints, loader_config)
-        log_bottleneck(result, len(sampler))
+        log_bottleneck(result)
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:

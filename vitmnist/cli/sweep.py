@@ -80,6 +80,9 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
     # An unknown metric is an error before the first job.
     find_metric(composed.monitor, "monitor")
     folder = Path(composed.hydra.sweep.dir)
+    # Windows limits a path to 260 characters, and the folders and files of a job need 90.
+    if os.name == "nt" and len(str(folder.absolute())) > 170:
+        raise ConfigError(f"hydra.sweep.dir={folder.absolute()}: must have at most 170 characters on Windows")
     overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]

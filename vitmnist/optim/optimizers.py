@@ -111,8 +111,8 @@ class EMA:
         distances = list(torch._foreach_sub(self._weights, self._averages))
         torch._foreach_mul_(distances, 1 - decay)
         torch._foreach_add_(self._averages, distances)
-        for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
-            average.copy_(buffer)
+        if buffers := list(self.model.buffers()):
+            torch._foreach_copy_(buffers, list(self._source.buffers()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights and the number of updates."""

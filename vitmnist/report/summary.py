@@ -9,7 +9,8 @@ from statistics import median
 from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
 from vitmnist.report.statistics import PairwiseComparison, format_spread
-from vitmnist.timing.table import format_seconds
+from vitmnist.timing.table import Bottleneck, format_seconds
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
@@ -18,7 +19,8 @@ NO_TIME = (
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    return [sentence for sentence in [summarize_quality(comparison), *summarize_times(comparison)] if sentence]
+    sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def format_quality(metric: MetricRow, value: float) -> str:
@@ -76,6 +78,17 @@ def summarize_times(comparison: Comparison) -> list[str]:
     within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
     noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
     return [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
+
+
+def summarize_launches(comparison: Comparison) -> str:
+    """Say how many configurations are launch-bound, and what helps; empty if none is."""
+    results = [row.runs[-1].result for row in comparison.timed_rows]
+    limits = [(result, find_bottleneck(result)) for result in results]
+    bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
+    if not bound:
+        return ""
+    advice = " or ".join(sorted(set(map(advise_on_launches, bound))))
+    return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:
