@@ -135,7 +135,11 @@ def balanced(labels: list[int], batch_size: int = 7, seed: int = 1, **values: An
     return build_sampler(len(labels), batch_size, seed=seed, shuffle="balanced", **labels_of, **values)
 
 
-@given(labels=st.lists(st.sampled_from([0, 0, 0, 0, 1, 1, 3]), max_size=60), seed=st.integers(0, 9), start=st.integers(0, 9))
+@given(
+    labels=st.lists(st.sampled_from([0, 0, 0, 0, 1, 1, 3]), max_size=60),
+    seed=st.integers(0, 9),
+    start=st.integers(0, 9),
+)
 def test_balanced_draws_classes_equally_often_and_numbers_the_draws_of_an_image(
     labels: list[int], seed: int, start: int
 ) -> None:
