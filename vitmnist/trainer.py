@@ -142,7 +142,7 @@ class Trainer:
                 checkpoints.save_final_weights()
                 del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
                 self._evaluate_on_test(dataset, step, checkpoints, loader_config)
-        log_bottleneck(result, len(sampler))
+        log_bottleneck(result)
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
@@ -195,7 +195,9 @@ class Trainer:
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler))
+        schedule = build_schedule(
+            config.schedule, config.epochs, len(sampler), lambda: self.monitor.values(self.result.epochs)
+        )
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen_batch_norms)
         check_batch_norm(config.model["name"], step, train, sampler)
@@ -297,7 +299,9 @@ class Trainer:
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, result, world, self.monitor, checkpoints, loggers, images, self.device)
+            yield RunRecorder(
+                config, result, world, self.monitor, checkpoints, loggers, images, self.device, dataset.train.classes
+            )
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -86,7 +86,9 @@ class FileLoader(Loader):
         with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
+                    labels = self.split.labels[indices]
+                    labels = labels.pin_memory() if self.queue.is_async else labels
+                    yield map_batch_tensors(self.queue.to_device, (images, labels))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
@@ -31,3 +32,13 @@ def balanced_accuracy(matrix: Tensor) -> Tensor:
     """Compute the mean recall of the classes that have images."""
     images = matrix.sum(dim=1)
     return (matrix.diagonal()[images > 0] / images[images > 0]).mean()
+
+
+def compute_class_metrics(matrix: Tensor) -> dict[str, list[float | None]]:
+    """Compute precision, recall and F1 of each class in percent; None without predictions or images of the class."""
+    correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
+    columns = {"precision": correct / predicted, "recall": correct / actual, "f1": 2 * correct / (actual + predicted)}
+    return {
+        name: [100 * value if isfinite(value) else None for value in column.tolist()]
+        for name, column in columns.items()
+    }

@@ -135,12 +135,14 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     options, folder = replace(options, **options.resolve_auto()), expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    folds: Mapping[str, int] | None = None
     if options.labels:
         source = expand_home(options.labels)
-        classified = read_label_table(source, options.columns, options.suffix, folder, options.skip_unreadable)
+        skip = options.skip_unreadable
+        classified, folds = read_label_table(source, options.columns, options.suffix, folder, skip)
     else:
         source, classified = folder, list_splits(folder)
-    return decode_dataset(options, root, folder, source, classified, options.reader)
+    return replace(decode_dataset(options, root, folder, source, classified, options.reader), folds=folds)
 
 
 def decode_dataset(
