@@ -37,7 +37,7 @@ from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.result import CONFIG_FILE
 
-KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, batch_size"
+KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, data.folds, data.fold, batch_size"
 NO_EFFECT = f"has no effect on a trained model; only {KEYS}"
 
 

@@ -97,6 +97,7 @@ def test_an_interrupted_sweep_is_resumed(succeed: Printed, start: Start, quick: 
     (command,) = re.findall(r"resume with\n    python train.py (.*)", printed)
     assert "Traceback" not in printed
     first, second = jobs(tmp_path / "here")  # the third was not begun
+    assert (first.name, second.name) == ("0-epochs_1", "1-epochs_20")
     assert [result_of(folder)["status"] for folder in (first, second)] == ["completed", "interrupted"]
     assert [row["status"] for row in rows(tmp_path / "here")][1] == "interrupted: SIGINT was received"
 
