@@ -83,19 +83,19 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
     if not has_text:
         return cells
     picture = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
-    ImageDraw.Draw(picture).text((9, 9), "rows: true\ncolumns: predicted", "gray", font_size=FONT_SIZE - 2)
+    rows, columns = (Image.new("RGB", (MARGIN, side), "white") for _ in range(2))
     pen = ImageDraw.Draw(cells)
     for row, column in matrix.nonzero().tolist():
         center, color = ((column + 0.5) * CELL, (row + 0.5) * CELL), "white" if shares[row, column] > 0.5 else "black"
         pen.text(center, str(int(matrix[row, column])), color, anchor="mm", font_size=FONT_SIZE - 2)
-    picture.paste(cells, (MARGIN, MARGIN))
-    rows, columns = (Image.new("RGB", (MARGIN, side), "white") for _ in range(2))
     for index, name in enumerate(classes):
         text = escape_unprintable(name)[:15]
         for strip, x, anchor in ((rows, MARGIN - 6, "rm"), (columns, 6, "lm")):
             ImageDraw.Draw(strip).text((x, (index + 0.5) * CELL), text, "black", anchor=anchor, font_size=FONT_SIZE)
+    picture.paste(cells, (MARGIN, MARGIN))
     picture.paste(rows, (0, MARGIN))
     picture.paste(columns.transpose(Image.Transpose.ROTATE_90), (MARGIN, 0))
+    ImageDraw.Draw(picture).text((9, 9), "rows: true\ncolumns: predicted", "gray", font_size=FONT_SIZE - 2)
     return picture
 
 
