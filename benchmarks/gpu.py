@@ -32,7 +32,7 @@ COMMANDS = [
     f"{TRAIN} trainer=fast",
     f"{TRAIN} trainer=fast data/loader=auto",
     "python benchmarks/step.py --batch-size 500 5000 --rounds 2 --seconds 0.1 --only eager graph attention",
-    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --only bare slices prefetch gpu_slice",
+    "python benchmarks/epoch.py --rounds 1 --train-size 20000 --num-workers 8 --only bare ram gpu_slice prefetch disk",
     "python benchmarks/loaders.py --rounds 2 --train-size 20000",
     "python benchmarks/step.py --batch-size 500 --rounds 1 --seconds 0.1 --only compiled",
     "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k compiled",

@@ -192,7 +192,8 @@ DATASETS: GroupRegistry[Dataset] = GroupRegistry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
-anything is read. With an attribute `reader`, a `FileReader`, `predict` reads files as the dataset does.
+anything is read. With an attribute `reader`, a `FileReader`, `predict` reads files as the dataset does. A method
+`resolve_auto` returns the values, by key, that the images determine; the run records them.
 """
 
 
