@@ -24,7 +24,7 @@ from vitmnist.training.setup import check_config
 def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     printed = succeed(*quick, "data/loader=gpu_slice", "seed=5", "logger=tensorboard")
     (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"tensorboard --logdir {folder.relative_to(tmp_path)}" in printed
+    assert f"tensorboard --logdir {folder.parent.relative_to(tmp_path)}\n" in printed
     result = result_of(folder)
     assert (result["status"], result["error"]) == ("completed", None)
     assert ("data/loader=gpu_slice" in result["overrides"], result["config"]["logger"]) == (True, ["tensorboard"])
@@ -149,7 +149,7 @@ def test_a_completed_run_says_how_to_train_further(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
 ) -> None:
     printed = succeed(*quick, "hydra.run.dir=here", "logger=[{name: tensorboard}]")
-    assert "tensorboard --logdir here" in printed
+    assert "tensorboard --logdir .\n" in printed
     kept = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*.*") if path.is_file()}
     del kept[tmp_path / "here" / "vitmnist.log"]
     for typed in (["resume=here"], ["resume=here", "logger=[]", "log.every_steps=3"]):  # the keys affect no result

@@ -20,7 +20,7 @@ BATCH_IMAGES = 64
 """The largest number of training images to draw."""
 MISTAKES = 16
 """The largest number of mistakes to draw."""
-TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
+TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 64, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
@@ -100,12 +100,12 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
-    """Format the file name or index, the true class, and the predicted class with its probability, in three lines."""
+    """Format the file name or index, the true class, and the predicted class and its probability, in four lines."""
     name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]
     confidence = 100 * float(predictions.confidence[index])
-    lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
+    lines = (name, f"true: {actual}", f"predicted: {predicted}", f"confidence: {confidence:.1f}%")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 
