@@ -63,9 +63,9 @@ MISTAKES = {  # found when the values are composed and checked
     "ema_decay=0": "ema_decay=0.0: must be above 0 and below 1",
     "data/augment=cifar data.augment.operations.3.p=1": "data.augment.operations[3]: list index out of range",
     "data/dataset=image_folder": "data.dataset.path is missing",
-    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "expected one of [grey, rgb]",
+    "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "expected one of [grey, rgb, auto]",
     "lr=1": "lr: there is no such key; did you mean optimizer.lr?",
-    "name=vit": "did you mean model.name or data.dataset.name or data.loader.name?",
+    "data.name=mnist": "did you mean name or model.name or data.dataset.name?",
 }
 SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(0.0001,0.01)"
 MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
