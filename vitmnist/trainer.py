@@ -21,6 +21,7 @@ from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, read_chec
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
@@ -38,7 +39,7 @@ from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
-from vitmnist.training.fine_tuning import scale_learning_rates
+from vitmnist.training.fine_tuning import log_expected_input, scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
@@ -46,6 +47,7 @@ from vitmnist.training.setup import (
     build_model,
     check_batch_norm,
     check_config,
+    find_pretrained,
     read_dataset,
     resolve_dataset_options,
 )
@@ -146,18 +148,23 @@ class Trainer:
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
-        """Load the checkpoint to resume from; without one, load the weights that `init` names.
+        """Load the checkpoint to resume from; without one, the weights that `init` or `model.weights` names.
 
         Raises:
             ConfigError: a key that must not change on resuming differs, or the weights do not exist.
             DataError: the checkpoint or the weights cannot be read.
         """
-        config = self.config
-        if config.resume and (checkpoint := read_checkpoint_to_resume(config, self.folder, self.world)):
+        config, world, pretrained = self.config, self.world, find_pretrained(self.config)
+        if config.resume and (checkpoint := read_checkpoint_to_resume(config, self.folder, world)):
             self.result.epochs, self.result.resumed = checkpoint.epochs, True
             return checkpoint, None
         if config.init:
-            return None, self.world.broadcast_object(partial(storage.read_initial_weights, config.init))
+            if pretrained:
+                raise ConfigError("init and model.weights both name initial weights; set one of them to null")
+            return None, world.broadcast_object(partial(storage.read_initial_weights, config.init))
+        if pretrained:
+            read = partial(storage.read_initial_weights, str(pretrained.weights), "model.weights")
+            return None, world.broadcast_object(pretrained.download if pretrained.weights == "default" else read)
         return None, None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
@@ -194,8 +201,12 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
+        if weights is not None and (pretrained := find_pretrained(config)):
+            log_expected_input(pretrained.architecture, model, preprocess.input_size or train.images.shape[2:], train)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale)
+        frozen_batch_norms = scale_learning_rates(
+            optimizer, model, config.lr_scale, config.optimizer.get("layer_decay")
+        )
         schedule = build_schedule(
             config.schedule, config.epochs, len(sampler), lambda: self.monitor.values(self.result.epochs)
         )

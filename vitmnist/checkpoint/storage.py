@@ -147,7 +147,7 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
         return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # The file is not a dict.
 
 
-def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
+def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor]:
     """Read the weights in a file, or the best (without a validation split, the final) weights of a run.
 
     Raises:
@@ -158,7 +158,7 @@ def read_initial_weights(init: str) -> dict[str, torch.Tensor]:
     if is_run := path.is_dir():
         path = find_weights_file(path, ["best", "final"])
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
-        raise ConfigError(f"init={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
+        raise ConfigError(f"{key}={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
         tensors = read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
@@ -173,7 +173,7 @@ def _read_foreign_weights(path: Path) -> dict[str, torch.Tensor]:
     with safe_globals([Namespace]):  # timm's checkpoints contain its command-line arguments.
         state = torch.load(path, map_location="cpu", weights_only=True)
     while isinstance(state, dict) and (keys := [key for key in STATE_DICT_KEYS if isinstance(state.get(key), dict)]):
-        log.info("init: the weights are read from %s", keys[0])
+        log.info("the weights are read from %s of the file", keys[0])
         state = state[keys[0]]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         content = f"its keys are {join_names(map(str, state))}" if isinstance(state, dict) else type(state).__name__

@@ -98,6 +98,7 @@ class ViT(nn.Module):
 
     no_weight_decay = frozenset({"class_token", "positions"})
     """Parameters that have several dimensions but are not weights of a matrix product; see `make_decay_groups`."""
+    layer_pattern = r"blocks\.\d+"
 
     def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__()

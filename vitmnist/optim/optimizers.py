@@ -28,6 +28,7 @@ class AdamOptions:
     beta2: float = config_field(0.999, at_least=0, below=1)
     eps: float = config_field(1e-8, above=0)
     weight_decay: float = config_field(0.0, at_least=0)
+    layer_decay: float | None = config_field(None, above=0, at_most=1)
 
     def arguments(self) -> dict[str, Any]:
         """Return the options as arguments of torch's optimizers."""
@@ -37,13 +38,14 @@ class AdamOptions:
 
 @dataclass
 class SGDOptions:
-    """See `conf/optimizer/sgd.yaml`. The fields but `decay_norms` are arguments of `torch.optim.SGD`."""
+    """See `conf/optimizer/sgd.yaml`. The first four fields are arguments of `torch.optim.SGD`."""
 
     lr: float = config_field(0.1, above=0)
     momentum: float = config_field(0.9, at_least=0, below=1)
     nesterov: bool = False
     weight_decay: float = config_field(0.0, at_least=0)
     decay_norms: bool = True
+    layer_decay: float | None = config_field(None, above=0, at_most=1)
 
 
 @OPTIMIZERS.register("adam", AdamOptions)
@@ -65,6 +67,7 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     weight decay. The same holds for the parameters that the model lists in `no_weight_decay`.
     """
     no_decay = getattr(model, "no_weight_decay", ())
+    no_decay = no_decay() if callable(no_decay) else no_decay  # a method in timm
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -83,8 +86,8 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
-    arguments = dict(vars(options))
-    parameters = model.parameters() if arguments.pop("decay_norms") else make_decay_groups(model)
+    parameters = model.parameters() if options.decay_norms else make_decay_groups(model)
+    arguments = {name: getattr(options, name) for name in ("lr", "momentum", "nesterov", "weight_decay")}
     return torch.optim.SGD(parameters, **arguments, fused=fused or None)
 
 

@@ -1,6 +1,7 @@
-"""Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`)."""
+"""Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`, `optimizer.layer_decay`)."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, join_names
+from vitmnist.models.pretrained import fit_weights
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +21,26 @@ PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
 """Prefixes that DataParallel, `torch.compile`, Lightning and other wrappers add to the names of all weights."""
 
 
-def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str]) -> None:
+def load_pretrained_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], classes: int) -> None:
+    """Load the weights of `model.weights`, fitted to the images and classes; raises `ConfigError` as `init` does."""
+    fitted, head = fit_weights({**_rename_weights(weights, model, skip)}, model, classes)
+    load_initial_weights(model, fitted, [*skip, *head], "model.weights")
+
+
+def log_expected_input(architecture: str, model: Any, size: Sequence[int], train: Split) -> None:
+    """Log the input that the weights of a library expect, if the run's images have another size or other statistics."""
+    values = (tuple(model.pretrained_cfg[key]) for key in ("input_size", "mean", "std"))
+    (_, height, width), mean, std = values
+    if (height, width, mean, std) != (*size, train.mean, train.std):
+        log.info(
+            "weights of %s expect images of %d×%d (data.dataset.size) with mean %s and std %s (data.normalize)",
+            *(architecture, height, width, list(mean), list(std)),
+        )
+
+
+def load_initial_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], key: str = "init"
+) -> None:
     """Load weights and buffers by name. `_rename_weights` first adapts the names to the model.
 
     Args:
@@ -35,19 +57,19 @@ def load_initial_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: 
             raise ConfigError(f"init_skip: {pattern!r} fits no weight; the model has {join_names(state)}")
     fitting = {name: value for name, value in weights.items() if name in state and value.shape == state[name].shape}
     differing = [
-        f"{name} ({_format_shape(weights, name)} in init, {_format_shape(state, name)} in the model)"
+        f"{name} ({_format_shape(weights, name)} in {key}, {_format_shape(state, name)} in the model)"
         for name in sorted(names - fitting.keys())
         if not _matches(name, skip)
     ]
     if differing:
         raise ConfigError(
-            f"init: the weights do not fit this model: {join_names(differing)}; set what may differ as "
+            f"{key}: the weights do not fit this model: {join_names(differing)}; set what may differ as "
             "init_skip='[NAME,PATTERN.*]', or name other weights"
         )
     if not fitting:
-        raise ConfigError(f"init_skip={[*skip]}: leaves nothing of init; set init=null, or name other weights")
+        raise ConfigError(f"init_skip={[*skip]}: leaves nothing of {key}; set {key}=null, or name other weights")
     model.load_state_dict(fitting, strict=False)
-    log.info("started from %d of %d weights of init; the model has %d", len(fitting), len(weights), len(state))
+    log.info("started from %d of %d weights of %s; the model has %d", len(fitting), len(weights), key, len(state))
 
 
 def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
@@ -61,7 +83,7 @@ def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Seque
         prefixes = {name[: name.find(".") + 1] for name in weights if not _matches(name, skip)}
         if len(prefixes) != 1 or not prefixes <= PREFIXES:
             break
-        log.info("init: all names begin with %s, which is left out", *prefixes)
+        log.info("all names begin with %s, which is left out", *prefixes)
         weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
     if state.keys() & weights.keys():
         return weights
@@ -78,22 +100,51 @@ def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
 
 
-def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float]) -> list[nn.Module]:
+def find_layers(model: Any) -> dict[str, int]:
+    """Return the layer of each parameter, from 0 at the input to the head; empty for a model without ordered blocks.
+
+    Models of timm have a `group_matcher`. In others, the regular expression `layer_pattern` matches the names of the
+    parameters of a block, which are in the order of the forward pass.
+    """
+    if hasattr(model, "group_matcher"):
+        from timm.models import group_parameters
+
+        return dict(group_parameters(model, model.group_matcher(coarse=False), reverse=True))
+    layers, blocks = {}, ["stem"]
+    for name, _ in model.named_parameters():
+        match = re.match(getattr(model, "layer_pattern", "$"), name)
+        block = match[0] if match else "stem" if len(blocks) == 1 else "head"
+        if block not in blocks:
+            blocks.append(block)
+        layers[name] = blocks.index(block)
+    return layers if len(blocks) > 1 else {}
+
+
+def scale_learning_rates(
+    optimizer: Optimizer, model: nn.Module, factors: Mapping[str, float], layer_decay: float | None = None
+) -> list[nn.Module]:
     """Scale the learning rates of a new optimizer by parameter, and freeze the parameters with factor 0.
 
     Parameter groups are split by factor. They keep their other options, such as weight decay.
 
     Args:
         factors: the factor for each pattern of parameter names. The last matching pattern wins; the default is 1.
+        layer_decay: multiplies the factor of each layer once for every layer that follows it.
 
     Returns:
         The frozen batch normalisations. Their running statistics must not change either.
 
     Raises:
-        ConfigError: a pattern matches no parameter, or all parameters are frozen.
+        ConfigError: a pattern matches no parameter, all are frozen, or `layer_decay` finds no ordered blocks.
     """
-    if not factors:
+    if not factors and layer_decay is None:
         return []
+    layers = find_layers(model) if layer_decay is not None else {}
+    if layer_decay is not None and not layers:
+        raise ConfigError(
+            f"optimizer.layer_decay={layer_decay}: the model has no ordered blocks; set it to null, or use lr_scale"
+        )
+    head = max(layers.values(), default=0)
     names = {parameter: name for name, parameter in model.named_parameters()}
     for pattern in factors:
         if not any(fnmatchcase(name, pattern) for name in names.values()):
@@ -105,7 +156,8 @@ def scale_learning_rates(optimizer: Optimizer, model: nn.Module, factors: Mappin
     groups: dict[tuple[int, float], dict[str, Any]] = {}
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
-            if factor := find_factor(names[parameter]):
+            name = names[parameter]
+            if factor := find_factor(name) * (layer_decay or 1) ** (head - layers.get(name, head)):
                 scaled = {**group, "params": [], "lr": factor * group["lr"]}
                 groups.setdefault((index, factor), scaled)["params"].append(parameter)
             else:

@@ -20,10 +20,11 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
+from vitmnist.models.pretrained import TorchvisionOptions
 from vitmnist.optim.schedules import follows_monitor
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
-from vitmnist.training.fine_tuning import load_initial_weights
+from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -80,30 +81,44 @@ def read_dataset(config: Config, world: World) -> Dataset:
 def build_model(
     config: Config, image_shape: Sequence[int], classes: int, device: torch.device, weights: Mapping[str, Tensor] | None
 ) -> nn.Module:
-    """Build the model on its device with the weights that `init` names, and run it on two images of zeros."""
+    """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
     channels, height, width = image_shape
     shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
-    model = MODELS.build(config.model, shape, classes)
-    if weights is not None:
-        load_initial_weights(model, weights, config.init_skip)
-    _check_outputs(config.model["name"], model.to(device), torch.zeros(2, *shape, device=device), classes)
-    return model
-
-
-def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error."""
+    name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
     try:
-        with torch.no_grad():
-            logits = model.eval()(images)  # In evaluation mode, no state changes.
+        model = MODELS.build(config.model, shape, classes)
+        if weights is not None and find_pretrained(config):
+            load_pretrained_weights(model, weights, config.init_skip, classes)
+        elif weights is not None:
+            load_initial_weights(model, weights, config.init_skip)
+        _check_outputs(name, model.to(device), torch.zeros(2, *shape, device=device), classes)
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
         if classify_error(error).is_user_error:
             raise
         raise ConfigError(
-            f"model={name}: fails on images {list(images.shape[1:])}: {format_error(error).rstrip('.')}; set "
+            f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
             "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
         ) from error
+    return model
+
+
+def find_pretrained(config: Config) -> TorchvisionOptions | None:
+    """Return the options of the model if they name pretrained weights."""
+    _, options = MODELS.resolve(config.model)
+    return options if isinstance(options, TorchvisionOptions) and options.weights else None
+
+
+def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
+    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error.
+
+    The backward pass finds kernels that have no deterministic form.
+    """
+    logits = model.eval()(images)  # In evaluation mode, no state changes.
+    if isinstance(logits, Tensor) and logits.requires_grad:
+        logits.sum().backward()
+    model.zero_grad()
     model.train()
     if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
         shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
