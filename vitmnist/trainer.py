@@ -204,14 +204,12 @@ class Trainer:
         if weights is not None and (pretrained := find_pretrained(config)):
             log_expected_input(pretrained.architecture, model, preprocess.input_size or train.images.shape[2:], train)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        frozen_batch_norms = scale_learning_rates(
-            optimizer, model, config.lr_scale, config.optimizer.get("layer_decay")
-        )
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
         schedule = build_schedule(
             config.schedule, config.epochs, len(sampler), lambda: self.monitor.values(self.result.epochs)
         )
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen_batch_norms)
+        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
 
