@@ -89,7 +89,7 @@ def test_a_run_starts_from_a_file_of_torchvision_and_never_needs_it_again(
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.architecture=resnet19"], "model.architecture=resnet19: did you mean resnet18"),
+        (["model.architecture=resnet19"], "model.architecture=resnet19: did you mean 'resnet18'"),
         (["model.weights=none.pt"], "model.weights=none.pt: there is no such folder of a run"),
         (["model.weights=a.pt", "init=b.pt"], "init and model.weights both name initial weights"),
         (["model.architecture=vit_b_16"], "model=torchvision vit_b_16: fails on images [1, 28, 28]"),
