@@ -129,10 +129,12 @@ class EpochSampler:
     def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
         stop = len(self) * self.batch_size  # Exceeds `size` if the last batch is short and kept; slicing clips it.
+        # Take it before the thread starts: the next permutation evicts the one that was used the longest time ago.
+        permutation = _permutation(self.size, self.seed, epoch)
         if torch.device(device).type == "cuda":  # At the start of an epoch, the GPU would wait for the permutation.
             Thread(target=_permutation, args=(self.size, self.seed, epoch + 1), daemon=True).start()
         # Copy it: the next call returns the same cached permutation.
-        return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
+        return permutation[start * self.batch_size : stop].to(device, copy=True)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:
         """Yield the contiguous batches of the orders `batch` and `none`."""
