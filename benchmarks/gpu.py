@@ -34,7 +34,7 @@ COMMANDS = [
     # Its report has the loader that `auto` chose next to the measured times of all.
     f"{TRAIN.replace(' data/loader=gpu_slice', '')} -m trainer=fast data/loader=auto,gpu_slice,ram,prefetch,cache",
     "python benchmarks/step.py --batch-size 500 5000 --rounds 2 --seconds 0.1 --only eager graph attention",
-    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --only bare slices prefetch gpu_slice",
+    "python benchmarks/epoch.py --rounds 1 --train-size 20000 --num-workers 8 --only bare ram gpu_slice prefetch disk",
     "python benchmarks/loaders.py --rounds 2 --train-size 20000",
     "python benchmarks/step.py --batch-size 500 --rounds 1 --seconds 0.1 --only compiled",
     "python benchmarks/pictures.py --device cuda --sides 224 --pictures 800 --rounds 2",

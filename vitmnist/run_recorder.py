@@ -85,11 +85,8 @@ class RunRecorder:
         result = self.result
         record = self._make_record(progress, train_metrics, eval_metrics)
         if self.config.log.per_class:
-            columns = compute_class_metrics(predictions.confusion_matrix(len(self.classes)))
-            rows = zip(*columns.values(), strict=True)
-            record["classes"] = {
-                name: dict(zip(columns, row, strict=True)) for name, row in zip(self.classes, rows, strict=True)
-            }
+            matrix = predictions.confusion_matrix(len(self.classes))
+            record["classes"] = compute_class_metrics(matrix, self.classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)

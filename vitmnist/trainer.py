@@ -178,6 +178,7 @@ class Trainer:
             drop_last=config.data.drop_last,
             rank=world.rank,
             world_size=world.size,
+            labels=dataset.train.labels,
         )
         return dataset, sampler
 

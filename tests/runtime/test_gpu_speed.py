@@ -39,7 +39,7 @@ def test_a_gpu_is_warm_and_its_windows_are_long_when_it_is_timed(device: str, mo
     """With a least time that no epoch reaches, each window on a GPU is a whole epoch."""
     monkeypatch.setattr(benchmark_module, "EpochTimer", lambda device: EpochTimer(torch.device("cpu")))
     monkeypatch.setattr(benchmark_module, "MIN_GPU_WINDOW_S", 1e6)
-    monkeypatch.setattr(benchmark_module, "GPU_WARM_UP_S", 1e-9)
+    monkeypatch.setattr(benchmark_module, "GPU_WARM_UP_S", 0.01)
     loader = [(torch.zeros(1), torch.zeros(1))] * 40
     with Benchmark() as benchmark:
         candidate = benchmark.add("list", lambda: LoaderCandidate(loader, torch.device(device)))
@@ -47,7 +47,8 @@ def test_a_gpu_is_warm_and_its_windows_are_long_when_it_is_timed(device: str, mo
         benchmark.run(batches=10, seconds=60.0)
     is_gpu = device == "cuda"
     assert (candidate.warm_up is cold) != is_gpu
-    assert candidate.num_batches == 3 + (3 + NUM_WINDOWS * 40 if is_gpu else NUM_WINDOWS * 3)
+    timed = candidate.num_batches - NUM_WINDOWS * (40 if is_gpu else 3)
+    assert timed > 3 if is_gpu else timed == 3
     assert {window.host_lead is None for window in candidate.windows} == {not is_gpu}
 
 

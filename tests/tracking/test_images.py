@@ -67,7 +67,8 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     names = [f"{'a' * 90}/{index}.png" for index in range(len(actual))]
     named = replace(tiny.test, files=ImageFiles(Path(), names, Image.open))
     name, *shown = format_caption(named, predictions, 4).split("\n")
-    assert shown == [f"true: {classes[actual[4]]}", f"{100 * confidence[4]:.1f}% {classes[predicted[4]]}"]
+    confident = f"confidence: {100 * confidence[4]:.1f}%"
+    assert shown == [f"true: {classes[actual[4]]}", f"predicted: {classes[predicted[4]]}", confident]
     assert name == f"{'a' * 18}/4.png"
 
 

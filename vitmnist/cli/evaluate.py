@@ -33,11 +33,14 @@ TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": 
 
 def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
     """Collect all metrics, and those of each class; None if not finite."""
-    columns = {"class": classes, "images": matrix.sum(dim=1).tolist(), **compute_class_metrics(matrix)}
+    by_class = compute_class_metrics(matrix, classes).items()
+    images = matrix.sum(dim=1).tolist()
     return {
         "images": int(matrix.sum()),
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
-        "classes": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        "classes": [
+            {"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)
+        ],
         "confusion_matrix": matrix.tolist(),
     }
 

@@ -39,6 +39,7 @@ class Shuffle(str, Enum):
     sample = "sample"
     batch = "batch"
     none = "none"
+    balanced = "balanced"
 
 
 @dataclass

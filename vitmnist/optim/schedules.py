@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
@@ -13,9 +13,10 @@ SCHEDULES: GroupRegistry[float] = GroupRegistry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
 
 Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs. If the
-options have `follows_monitor = True`, a fifth argument has the value of `monitor` after each completed epoch: higher is
-better, and None is missing.
+options have `follows_monitor = True`, `Monitored` is a fifth argument.
 """
+Monitored: TypeAlias = Sequence[float | None]
+"""The value of `monitor` after each completed epoch: higher is better, and None was not measured."""
 
 
 def follows_monitor(values: Mapping[str, Any]) -> bool:
@@ -24,16 +25,9 @@ def follows_monitor(values: Mapping[str, Any]) -> bool:
 
 
 def build_schedule(
-    values: Mapping[str, Any],
-    epochs: int,
-    steps_per_epoch: int,
-    monitored: Callable[[], Sequence[float | None]] = list,
+    values: Mapping[str, Any], epochs: int, steps_per_epoch: int, monitored: Callable[[], Monitored] = list
 ) -> Callable[[int], float]:
-    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit.
-
-    Args:
-        monitored: returns the value of `monitor` after each completed epoch, as `SCHEDULES` describes.
-    """
+    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
     total_steps = epochs * steps_per_epoch
 
@@ -131,9 +125,7 @@ def step_decay(options: StepOptions, step: int, total_steps: int, steps_per_epoc
 
 
 @SCHEDULES.register("plateau", PlateauOptions)
-def plateau(
-    options: PlateauOptions, step: int, total_steps: int, steps_per_epoch: int, monitored: Sequence[float | None]
-) -> float:
+def plateau(options: PlateauOptions, step: int, total_steps: int, epoch_steps: int, monitored: Monitored) -> float:
     """Multiply the learning rate by a factor after each `patience` epochs in a row without a new best.
 
     As torch's `ReduceLROnPlateau`, without a threshold and with its `patience` plus 1. A missing value is no new best.

@@ -20,7 +20,7 @@ BATCH_IMAGES = 64
 """The largest number of training images to draw."""
 MISTAKES = 16
 """The largest number of mistakes to draw."""
-TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
+TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 64, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
@@ -83,29 +83,29 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
     if not has_text:
         return cells
     picture = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
-    ImageDraw.Draw(picture).text((9, 9), "rows: true\ncolumns: predicted", "gray", font_size=FONT_SIZE - 2)
+    rows, columns = (Image.new("RGB", (MARGIN, side), "white") for _ in range(2))
     pen = ImageDraw.Draw(cells)
     for row, column in matrix.nonzero().tolist():
         center, color = ((column + 0.5) * CELL, (row + 0.5) * CELL), "white" if shares[row, column] > 0.5 else "black"
         pen.text(center, str(int(matrix[row, column])), color, anchor="mm", font_size=FONT_SIZE - 2)
-    picture.paste(cells, (MARGIN, MARGIN))
-    rows, columns = (Image.new("RGB", (MARGIN, side), "white") for _ in range(2))
     for index, name in enumerate(classes):
         text = escape_unprintable(name)[:15]
         for strip, x, anchor in ((rows, MARGIN - 6, "rm"), (columns, 6, "lm")):
             ImageDraw.Draw(strip).text((x, (index + 0.5) * CELL), text, "black", anchor=anchor, font_size=FONT_SIZE)
+    picture.paste(cells, (MARGIN, MARGIN))
     picture.paste(rows, (0, MARGIN))
     picture.paste(columns.transpose(Image.Transpose.ROTATE_90), (MARGIN, 0))
+    ImageDraw.Draw(picture).text((9, 9), "rows: true\ncolumns: predicted", "gray", font_size=FONT_SIZE - 2)
     return picture
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
-    """Format the file name or index, the true class, and the predicted class with its probability, in three lines."""
+    """Format the file name or index, the true class, and the predicted class and its probability, in four lines."""
     name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]
     confidence = 100 * float(predictions.confidence[index])
-    lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
+    lines = (name, f"true: {actual}", f"predicted: {predicted}", f"confidence: {confidence:.1f}%")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 

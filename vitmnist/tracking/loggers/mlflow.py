@@ -1,25 +1,18 @@
 """Logs a run to MLflow."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+from PIL import Image
 
 from vitmnist.config.schema import dotted_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import Result
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-BATCH = 100
-"""How many parameters MLflow accepts at once; of metrics, it accepts more."""
 
 
 @dataclass
@@ -30,22 +23,9 @@ class MLflowOptions:
     uri: str | None = None
 
 
-@contextmanager
-def errors_of_mlflow() -> Iterator[None]:
-    """Turn an error of MLflow into an `OSError`, after which a run is saved."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except MlflowException as error:
-        raise OSError(f"mlflow: {first_line(error)}") from error
-
-
 @LOGGERS.register("mlflow", MLflowOptions)
 class MLflow(Logger):
-    """Logs the metrics and images of a run under the same tags as TensorBoard, by epoch and step.
-
-    Each start is a run of MLflow with all epochs from the first, as with wandb.
+    """Logs metrics and images under the tags of TensorBoard; each start is a run of MLflow with all epochs.
 
     Raises:
         MissingExtraError: MLflow is not installed.
@@ -53,48 +33,50 @@ class MLflow(Logger):
 
     def __init__(self, options: MLflowOptions, folder: Path, result: Result) -> None:
         try:
-            from mlflow import MlflowClient, entities
+            import mlflow
         except ImportError as error:
             raise MissingExtraError("mlflow", "mlflow") from error
-        config = result.config or {}
-        tags = {"folder": str(folder.absolute()), **dict.fromkeys(config.get("tags") or (), "true")}
-        if notes := config.get("notes"):
-            tags["mlflow.note.content"] = notes
-        self._metric = entities.Metric
-        parameters = [entities.Param(_key(key), str(value)) for key, value in dotted_keys(config).items()]
-        with errors_of_mlflow():
-            self._client = MlflowClient(options.uri)
-            experiment = self._client.get_experiment_by_name(options.experiment)
-            identifier = experiment.experiment_id if experiment else self._client.create_experiment(options.experiment)
-            run = self._client.create_run(identifier, tags=tags, run_name=config.get("name") or folder.name)
-            self._id = run.info.run_id
-            for first in range(0, len(parameters), BATCH):
-                self._client.log_batch(self._id, params=parameters[first : first + BATCH])
+        self._mlflow, config = mlflow, result.config or {}
+        notes = {"mlflow.note.content": config["notes"]} if config.get("notes") else {}
+        tags = {"folder": str(folder.absolute()), **dict.fromkeys(config.get("tags") or (), "true"), **notes}
+        self._client = self._call(mlflow.MlflowClient, options.uri)
+        experiment = self._call(self._client.get_experiment_by_name, options.experiment)
+        number = (
+            experiment.experiment_id if experiment else self._call(self._client.create_experiment, options.experiment)
+        )
+        name = config.get("name") or folder.name
+        self._id = self._call(self._client.create_run, number, tags=tags, run_name=name).info.run_id
+        self._log(
+            "params", [mlflow.entities.Param(_key(key), str(value)) for key, value in dotted_keys(config).items()]
+        )
         for record in result.epochs:
             self.add_epoch(record)
 
-    @errors_of_mlflow()
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
-        self._client.set_terminated(self._id, failure if kind else "FINISHED")
+        self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 
-    @errors_of_mlflow()
     def add_epoch(self, record: EpochRecord) -> None:
-        values = [(collect_epoch_scalars(record), record["epoch"])]
-        values += [(collect_step_scalars(step), step["step"]) for step in record["steps"]]
-        ended_at = int(1000 * record["ended_at"])
-        metrics = [
-            self._metric(_key(tag), value, ended_at, step + 1)
-            for scalars, step in values
-            for tag, value in scalars.items()
-        ]
-        for first in range(0, len(metrics), BATCH):
-            self._client.log_batch(self._id, metrics[first : first + BATCH])
+        values = [(collect_epoch_scalars(record), record["epoch"] + 1)]
+        values += [(collect_step_scalars(step), step["step"] + 1) for step in record["steps"]]
+        time, make = int(1000 * record["ended_at"]), self._mlflow.entities.Metric
+        self._log(
+            "metrics", [make(_key(tag), value, time, step) for tags, step in values for tag, value in tags.items()]
+        )
 
-    @errors_of_mlflow()
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, image in images.items():
-            self._client.log_image(self._id, image, key=name, step=epoch + 1)
+            self._call(self._client.log_image, self._id, image, key=name, step=epoch + 1)
+
+    def _log(self, kind: str, values: list[Any]) -> None:
+        for first in range(0, len(values), 100):  # MLflow takes 100 parameters at a time.
+            self._call(self._client.log_batch, self._id, **{kind: values[first : first + 100]})
+
+    def _call(self, function: Any, *arguments: object, **options: object) -> Any:
+        try:
+            return function(*arguments, **options)
+        except self._mlflow.exceptions.MlflowException as error:
+            raise OSError(f"mlflow: {first_line(error)}") from error
 
 
 def _key(name: str) -> str:
