@@ -193,11 +193,15 @@ def build_device_candidates(
     epochs["`gpu_slice`, `imagenet`"] = build_epoch("gpu_slice", train, ["data/augment=imagenet"], device)
     if find_spec("ffcv"):
         for mode in ("raw", "jpg"):
-            batches = ffcv(folder, root, side, len(train), mode, threads=threads)(0)
-            epochs[f"FFCV, {threads} threads, {mode}"] = lambda _, batches=batches: (
-                (images.to(device, non_blocking=True), labels) for images, labels in batches
-            )
+            on_host = ffcv(folder, root, side, len(train), mode, threads=threads)
+            epochs[f"FFCV, {threads} threads, {mode}"] = partial(copy_batches, on_host, device)
     return epochs
+
+
+def copy_batches(epoch: Epoch, device: torch.device, number: int) -> Iterator[Any]:
+    """Yield the batches of an epoch with their images on the device."""
+    for images, labels in epoch(number):
+        yield images.to(device, non_blocking=True), labels
 
 
 def repeat_loader(loader: Iterable[Any]) -> Epoch:
