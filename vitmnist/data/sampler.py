@@ -171,10 +171,12 @@ class EpochSampler:
     def _permuted_draws(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
         stop = len(self) * self.batch_size  # Exceeds `size` if the last batch is short and kept; slicing clips it.
+        classes = self.classes if self.shuffle == "balanced" else None
+        # Take it before the thread starts: the next permutation evicts the one that was used the longest time ago.
+        permutation = _permutation(self.size, self.seed, epoch, classes)
         if torch.device(device).type == "cuda":  # At the start of an epoch, the GPU would wait for the permutation.
-            Thread(target=_permutation, args=(self.size, self.seed, epoch + 1), daemon=True).start()
+            Thread(target=_permutation, args=(self.size, self.seed, epoch + 1, classes), daemon=True).start()
         # Copy it: the next call returns the same cached permutation.
-        permutation = _permutation(self.size, self.seed, epoch, self.classes if self.shuffle == "balanced" else None)
         return permutation[start * self.batch_size : stop].to(device, copy=True)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:

@@ -10,7 +10,7 @@ from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
 from vitmnist.report.statistics import PairwiseComparison, format_spread
 from vitmnist.timing.table import Bottleneck, format_seconds
-from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
@@ -99,7 +99,8 @@ def summarize_launches(comparison: Comparison) -> str:
     bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
     if not bound:
         return ""
-    advice = " or ".join(sorted(set(map(advise_on_launches, bound))))
+    eager = [result for result in bound if not has_graph(result)]
+    advice = advise_on_launches((eager or bound)[0])
     return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 
