@@ -39,7 +39,7 @@ from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
-from vitmnist.training.fine_tuning import log_expected_input, scale_learning_rates
+from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
@@ -170,9 +170,7 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches.
 
-        Raises:
-            ConfigError: a value of the configuration is unknown, or values do not fit together.
-            DataError: the data cannot be read.
+        Raises `ConfigError` if values are unknown or do not fit together, `DataError` if the data cannot be read.
         """
         config, world = self.config, self.world
         check_config(config, self.device)
@@ -201,17 +199,16 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
-        if weights is not None and (pretrained := find_pretrained(config)):
-            log_expected_input(pretrained.architecture, model, preprocess.input_size or train.images.shape[2:], train)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
-        schedule = build_schedule(
-            config.schedule, config.epochs, len(sampler), lambda: self.monitor.values(self.result.epochs)
-        )
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), self._monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
+
+    def _monitored_values(self) -> list[float | None]:
+        return self.monitor.values(self.result.epochs)
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep

@@ -13,6 +13,8 @@ from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 from vitmnist.tracking.result import Result
+from vitmnist.training.fine_tuning import log_expected_input
+from vitmnist.training.setup import find_pretrained
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
+    if pretrained := find_pretrained(config):
+        size = step.preprocess.input_size or dataset.train.images.shape[2:]
+        log_expected_input(pretrained.architecture, step.model, size, dataset.train)
     if compile_s := step.compile_s:
         action = "compilation" if step.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
