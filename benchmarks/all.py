@@ -45,13 +45,14 @@ def run(name: str, program: list[str]) -> bool:
 
 
 def sweep() -> bool:
-    """Run the sweep of the README, and keep its report."""
+    """Run the sweep of the README, keep its report, and draw the chart."""
     with TemporaryDirectory() as folder:
         if not run("sweep", ["train.py", *SWEEP, f"hydra.sweep.dir={folder}"]):
             return False
         for kind in ("md", "csv", "png"):
             shutil.copy(Path(folder) / f"report.{kind}", RESULTS / "sweep-cpu")
-    return True
+    table, pictures = RESULTS / "sweep-cpu" / "report.csv", FOLDER.parent / "docs" / "pictures"
+    return run("chart", ["-m", "docs.scripts.loader_chart", str(table), str(pictures)])
 
 
 def main(only: list[str]) -> None:

@@ -24,17 +24,20 @@ from vitmnist.tracking.environment import describe_environment
 
 ROOT, DEVICE = Path(__file__).parent.parent, "cuda"
 COMMAND_S, TOTAL_S = 150.0, 570.0  # The time limits of a command and of all commands
+INTERRUPT_S = 5.0  # The time that an interrupted command has to print its results, such as the failures of pytest
 TRAIN = "python train.py data/loader=gpu_slice batch_size=500 epochs=3"
 # On a slow machine, the last commands are left out.
 COMMANDS = [
     "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k 'not compiled'",
     f"{TRAIN} trainer=plain",
     f"{TRAIN} trainer=fast",
-    f"{TRAIN} trainer=fast data/loader=auto",
+    # Its report has the loader that `auto` chose next to the measured times of all.
+    f"{TRAIN.replace(' data/loader=gpu_slice', '')} -m trainer=fast data/loader=auto,gpu_slice,ram,prefetch,cache",
     "python benchmarks/step.py --batch-size 500 5000 --rounds 2 --seconds 0.1 --only eager graph attention",
-    "python benchmarks/epoch.py --rounds 2 --train-size 20000 --only bare slices prefetch gpu_slice",
+    "python benchmarks/epoch.py --rounds 1 --train-size 20000 --num-workers 8 --only bare ram gpu_slice prefetch disk",
     "python benchmarks/loaders.py --rounds 2 --train-size 20000",
     "python benchmarks/step.py --batch-size 500 --rounds 1 --seconds 0.1 --only compiled",
+    "python benchmarks/pictures.py --device cuda --sides 224 --pictures 800 --rounds 2",
     "python -m pytest tests/gpu -m gpu -v -n0 --tb=short -k compiled",
     "python benchmarks/time_to_accuracy.py --seeds 1",
     "python benchmarks/epoch.py --batch-size 5000 --rounds 2 --only bare gpu_slice",
@@ -42,7 +45,7 @@ COMMANDS = [
 
 
 def run(command: str, limit_s: float) -> tuple[str, str]:
-    """Run a command with a time limit, and kill its process group afterwards.
+    """Run a command with a time limit, interrupt it then, and kill its process group afterwards.
 
     Returns:
         How it ended, and its output as Markdown: the page of a benchmark, otherwise the last lines.
@@ -59,6 +62,9 @@ def run(command: str, limit_s: float) -> tuple[str, str]:
                 outcome = f"failed, exit code {code}" if code else "completed"
             except subprocess.TimeoutExpired:
                 outcome = f"stopped after {limit_s:.0f} s"
+                process.send_signal(signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(INTERRUPT_S)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -55,7 +55,9 @@ def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) ->
 
 
 @cache  # The code of the loader takes ten seconds to compile.
-def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str, normalise: bool = True) -> Epoch:
+def ffcv(
+    folder: Path, root: Path, side: int, pictures: int, mode: str, normalise: bool = True, threads: int = WORKERS
+) -> Epoch:
     """FFCV, which crops, flips and normalises in threads. Its file of JPEGs or raw squares is written first.
 
     Without normalising it only crops.
@@ -76,7 +78,7 @@ def ffcv(folder: Path, root: Path, side: int, pictures: int, mode: str, normalis
         "label": [IntDecoder(), transforms.ToTensor(), transforms.Squeeze()],
     }
     options = {"order": loader.OrderOption.RANDOM, "seed": 0, "drop_last": False, "indices": range(pictures)}
-    batches = loader.Loader(str(file), BATCH_SIZE, WORKERS, os_cache=True, pipelines=pipelines, **options)
+    batches = loader.Loader(str(file), BATCH_SIZE, threads, os_cache=True, pipelines=pipelines, **options)
     return lambda _: batches
 
 

@@ -6,6 +6,11 @@ The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All ca
 workers or threads, except in "Bytes ready for the device", where the rest is the device's work. They decode in every
 epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV and simplejpeg are left out
 if they are not installed: benchmarks/README.md has the commands.
+
+    python benchmarks/pictures.py --device cuda --sides 224
+
+With `--device`, our loaders crop, flip and normalise on that device, next to FFCV, which does so on the host and copies
+the batch to the device.
 """
 
 import argparse
@@ -54,9 +59,12 @@ from vitmnist.config.compose import compose
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ColorMode, ImageReader
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
+from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
+CPU = torch.device("cpu")
 LEAST_S = 0.5
 """The shortest turn (s). Epochs of small pictures take milliseconds."""
 TABLES = {
@@ -66,6 +74,7 @@ TABLES = {
     "Decoded once": "pictures/s",
     "The random transforms of a script": "pictures/s",
 }
+DEVICE_TABLES = {"Normalised batches on the device": "pictures/s"}
 CROP_AND_FLIP = ["data/augment=compose"]
 CROP_AND_FLIP += ["data.augment.operations=[{name: random_resized_crop}, {name: horizontal_flip}]"]
 
@@ -84,10 +93,10 @@ def draw(folder: Path, pictures: int) -> None:
             written.rename(file)  # An interrupted run leaves no partial file.
 
 
-def build_epoch(name: str, train: Split, overrides: list[str], **options: Any) -> Epoch:
+def build_epoch(name: str, train: Split, overrides: list[str], device: torch.device = CPU) -> Epoch:
     """Build epochs of a loader, preprocessed as in the trainer."""
-    loader = make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0, **options)
-    preprocess = Preprocess(train, build_augment(compose(overrides).data.augment))
+    loader = make_loader(name, train, batch_size=BATCH_SIZE, device=device, seed=0)
+    preprocess = Preprocess(train, build_augment(compose(overrides).data.augment)).to(device)
 
     def epoch(number: int) -> Iterator[Any]:
         for (images, labels), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=False):
@@ -104,11 +113,12 @@ def load_split(folder: Path, root: Path, side: int) -> Split:
     return load_dataset("image_folder", root=str(root), path=str(folder), size=side, mode="rgb").train
 
 
-def measure_speed(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
+def measure_speed(epoch: Epoch, numbers: Iterator[int], device: torch.device, _round: int) -> float:
     """Return the pictures per second over an epoch, or over as many as take `LEAST_S`."""
     started, pictures = time.perf_counter(), 0
     while (seconds := time.perf_counter() - started) < LEAST_S:
         pictures += sum(len(labels) for _, labels in epoch(next(numbers)))
+        synchronize(device)
     return pictures / seconds
 
 
@@ -173,6 +183,27 @@ def build_script_candidates(folder: Path, side: int, train: Split, _: Path) -> d
     return epochs
 
 
+def build_device_candidates(
+    folder: Path, side: int, train: Split, root: Path, device: torch.device
+) -> dict[str, Epoch]:
+    """Build candidates that augment on the device, and FFCV, which augments on the host with all its cores."""
+    threads = cores_per_rank()
+    names = {"`gpu_slice`": "gpu_slice", "`ram`": "ram", "`disk`": "disk"}
+    epochs = {label: build_epoch(name, train, CROP_AND_FLIP, device) for label, name in names.items()}
+    epochs["`gpu_slice`, `imagenet`"] = build_epoch("gpu_slice", train, ["data/augment=imagenet"], device)
+    if find_spec("ffcv"):
+        for mode in ("raw", "jpg"):
+            on_host = ffcv(folder, root, side, len(train), mode, threads=threads)
+            epochs[f"FFCV, {threads} threads, {mode}"] = partial(copy_batches, on_host, device)
+    return epochs
+
+
+def copy_batches(epoch: Epoch, device: torch.device, number: int) -> Iterator[Any]:
+    """Yield the batches of an epoch with their images on the device."""
+    for images, labels in epoch(number):
+        yield images.to(device, non_blocking=True), labels
+
+
 def repeat_loader(loader: Iterable[Any]) -> Epoch:
     """Turn a DataLoader, which has a new epoch in each iteration, into an `Epoch`."""
     return lambda _: loader
@@ -217,6 +248,10 @@ def measure_rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds:
 def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) -> list[list[list[str]]]:
     """Measure the rows of all tables for a size."""
     train = load_split(folder, root, side).subset(slice(arguments.batches * BATCH_SIZE))
+    if arguments.device:
+        device = choose_device(arguments.device)
+        table = measure_speeds(build_device_candidates(folder, side, train, root, device), side, arguments, device)
+        return [[*table, *([] if find_spec("ffcv") else [["FFCV", str(side), "is not installed", ""]])]]
     seconds = {
         name: partial(time_first_batch, start) for name, start in build_cold_candidates(folder, side, train).items()
     }
@@ -230,10 +265,16 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
         build_decoded_candidates,
         build_script_candidates,
     ):
-        epochs = candidates(folder, side, train, root)
-        speeds = {name: partial(measure_speed, epoch, count()) for name, epoch in epochs.items()}
-        tables.append(measure_rows(speeds, side, arguments.rounds, 0))
+        tables.append(measure_speeds(candidates(folder, side, train, root), side, arguments, CPU))
     return tables
+
+
+def measure_speeds(
+    epochs: Mapping[str, Epoch], side: int, arguments: argparse.Namespace, device: torch.device
+) -> list[list[str]]:
+    """Measure the rows of a table of speeds."""
+    speeds = {name: partial(measure_speed, epoch, count(), device) for name, epoch in epochs.items()}
+    return measure_rows(speeds, side, arguments.rounds, 0)
 
 
 def compare(arguments: argparse.Namespace) -> str:
@@ -252,10 +293,11 @@ def compare(arguments: argparse.Namespace) -> str:
         "Until the first batch, torchvision reads the files of a few batches, the others all files."
     )
     parts = []
-    for number, (title, unit) in enumerate(TABLES.items()):
+    for number, (title, unit) in enumerate((DEVICE_TABLES if arguments.device else TABLES).items()):
         listed = [row for tables in measured for row in tables[number]]
         parts += [f"## {title}", format_table(["candidate", "pixels", unit, "ratio"], listed)]
-    return format_report("Pictures", describe_environment(torch.device("cpu")), method, *parts)
+    device = choose_device(arguments.device or "cpu")
+    return format_report("Pictures", describe_environment(device), method, *parts)
 
 
 if __name__ == "__main__":
@@ -264,4 +306,5 @@ if __name__ == "__main__":
     parser.add_argument("--pictures", type=positive_int, default=2000)
     parser.add_argument("--batches", type=positive_int, default=12, help="in an epoch of the speeds")
     parser.add_argument("--sides", type=positive_int, nargs="+", default=[32, 64, 224], help="pixels")
+    parser.add_argument("--device", help="measure only batches that are augmented on this device")
     main(parser, compare)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
 from tests.conftest import REPOSITORY
@@ -17,6 +18,7 @@ from tests.support.processes import skip_without
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import AuditReport, CheckResult
 from vitmnist.data.randomness import RandomState, read_samples, seed_generators
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import collate_samples
 
 SAMPLES = 64
@@ -193,3 +195,19 @@ def test_the_example_of_the_documentation_prints_its_output(capsys: pytest.Captu
     exec(program, {"__name__": "__main__"})
     samples = r"samples \[[\d, ]+\]"  # The order depends on the version of torch.
     assert re.sub(samples, "", capsys.readouterr().out) == re.sub(samples, "", printed)
+
+
+def test_a_balanced_loader_repeats_samples_with_other_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(dataset: Dataset, num_workers: int, seed: int, **order: Any) -> Any:
+        labels = (torch.arange(len(dataset)) > 50).long()
+        order = {"shuffle": "balanced", "labels": labels, **order}
+        options = {"batch_size": 5, "device": "cpu", "seed": seed, "num_workers": num_workers}
+        return make_loader("disk", dataset, **options, **order)
+
+    report = audit_small(build, strict=True)
+    assert report.ok
+    assert report.results[0].detail == "balanced: 64 samples of 2 classes, 0 samples dropped"
+    with pytest.raises(AssertionError, match="shuffle=balanced: needs the class of each image; "):
+        audit_small(partial(build, labels=None), strict=True)
+    monkeypatch.setattr(EpochSampler, "draws", EpochSampler.indices)
+    assert find_result(audit_small(build), STREAMS).startswith("FAILED")

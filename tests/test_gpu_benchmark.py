@@ -15,7 +15,7 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 
 TINY = {
-    "hangs": "import time; print('begun', flush=True); time.sleep(1000)",
+    "hangs": "import time\ntry: print('begun', flush=True); time.sleep(1000)\nfinally: print('one test failed')",
     "fails": "import sys; print('half a page'); sys.exit('out of memory')",
     "works": r"print('# A page\n\n## Part')",
 }
@@ -51,7 +51,12 @@ def test_a_command_that_fails_or_hangs_is_reported_and_the_others_run(
     monkeypatch.setattr(gpu, "COMMANDS", [f"python -c {shlex.quote(code)}" for code in TINY.values()])
     gpu.main()
     page = (tmp_path / "outputs" / "gpu.md").read_text()
-    for text in ("stopped after 5 s", "    begun", "failed, exit code 1", "    half a page\n    out of memory"):
+    for text in (
+        "stopped after 5 s",
+        "    begun\n    one test failed",
+        "failed, exit code 1",
+        "    half a page\n    out of memory",
+    ):
         assert text in page
     assert "\n\n### A page\n\n#### Part\n" in page
     assert "attach" in capsys.readouterr().out
@@ -66,7 +71,8 @@ def test_the_programs_accept_their_options(
     for command in gpu.COMMANDS:
         _, program, *options = shlex.split(command)
         if program == "train.py":
-            validate(Config, compose(options))
+            overrides = [option.partition(",")[0] for option in options if option != "-m"]  # The first job of a sweep.
+            validate(Config, compose(overrides))
         elif program != "-m":
             monkeypatch.setattr(sys, "argv", [program, *options, "--output=missing/page.md"])
             with pytest.raises(SystemExit):

@@ -17,7 +17,7 @@ PRIVATE = {  # (owner, names): what the user sees without them
     ("hydra._internal.utils", "get_args_parser"): "train refuses to start; other commands work",
     ("hydra._internal.core_plugins.basic_sweeper", "BasicSweeper"): "sweeps with `repeats` and searches are refused",
     # One kernel for all averaged weights; torch's own optimizers use them.
-    ("torch", "_foreach_add_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step; all else works",
+    ("torch", "_foreach_add_ _foreach_copy_ _foreach_mul_ _foreach_sub"): "ema_decay ends at its first step",
     # torch documents `torch._C.DisableTorchFunctionSubclass`: the values of a tensor of any subclass.
     ("torch", "_C"): "from_dataloader refuses samples of other kinds of tensors",
     # Batches of PIL images and None, which torch's `default_collate` refuses.

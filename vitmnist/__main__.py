@@ -1,4 +1,4 @@
-"""The command line: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`; without a command it trains, like train.py.
+"""The command line: `vitmnist COMMAND …` or `python -m vitmnist COMMAND …`. `vitmnist KEY=VALUE …` trains.
 
 This module imports neither torch nor Hydra, so that `--help` answers at once.
 """
@@ -34,14 +34,14 @@ def command_main(command: str) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names; without a command, KEY=VALUE arguments and options train."""
+    """Run the command that `sys.argv` names; KEY=VALUE arguments and options train; no argument shows the commands."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
-    if first in ("-h", "--help"):
+    if first in ("", "-h", "--help"):
         print(_help())
     elif first in COMMANDS:
         del sys.argv[1]
         command_main(first)()
-    elif first and not first.startswith(("-", "~")) and "=" not in first:
+    elif not first.startswith(("-", "~")) and "=" not in first:
         print(f"error: {first}: there is no such command; {suggest_names(first, COMMANDS)}", file=sys.stderr)
         print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
@@ -52,7 +52,7 @@ def main() -> None:
 def _help() -> str:
     commands = "\n".join(f"  {name:<10}{meaning}" for name, meaning in COMMANDS.items())
     return f"""usage: vitmnist COMMAND …     run a command; COMMAND --help explains it
-       vitmnist [KEY=VALUE …]  train, the same as vitmnist train and python train.py
+       vitmnist KEY=VALUE …    train, the same as vitmnist train and python train.py
 
 commands:
 {commands}

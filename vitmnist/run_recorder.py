@@ -1,7 +1,7 @@
 """Records, logs and saves each completed epoch."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from PIL.Image import Image
 from vitmnist.checkpoint.manager import CheckpointManager
 from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, DataError, classify_error
+from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.progress import tqdm
@@ -37,6 +38,7 @@ class RunRecorder:
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
     """Draws images for the loggers from the predictions and the index of an epoch."""
     device: torch.device
+    classes: Sequence[str]
     is_first_of_start: bool = True
     """True until the first epoch of this process has ended."""
 
@@ -82,6 +84,9 @@ class RunRecorder:
         """
         result = self.result
         record = self._make_record(progress, train_metrics, eval_metrics)
+        if self.config.log.per_class:
+            matrix = predictions.confusion_matrix(len(self.classes))
+            record["classes"] = compute_class_metrics(matrix, self.classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)

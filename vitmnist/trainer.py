@@ -39,7 +39,7 @@ from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
-from vitmnist.training.fine_tuning import log_expected_input, scale_learning_rates
+from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
@@ -144,7 +144,7 @@ class Trainer:
                 checkpoints.save_final_weights()
                 del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
                 self._evaluate_on_test(dataset, step, checkpoints, loader_config)
-        log_bottleneck(result, len(sampler))
+        log_bottleneck(result)
         return result
 
     def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
@@ -170,9 +170,7 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches.
 
-        Raises:
-            ConfigError: a value of the configuration is unknown, or values do not fit together.
-            DataError: the data cannot be read.
+        Raises `ConfigError` if values are unknown or do not fit together, `DataError` if the data cannot be read.
         """
         config, world = self.config, self.world
         check_config(config, self.device)
@@ -185,6 +183,7 @@ class Trainer:
             drop_last=config.data.drop_last,
             rank=world.rank,
             world_size=world.size,
+            labels=dataset.train.labels,
         )
         return dataset, sampler
 
@@ -200,16 +199,16 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
-        if weights is not None and (pretrained := find_pretrained(config)):
-            log_expected_input(pretrained.architecture, model, preprocess.input_size or train.images.shape[2:], train)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        layer_decay = config.optimizer.get("layer_decay")
-        frozen_batch_norms = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler))
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), self._monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen_batch_norms)
+        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen)
         check_batch_norm(config.model["name"], step, train, sampler)
         return step
+
+    def _monitored_values(self) -> list[float | None]:
+        return self.monitor.values(self.result.epochs)
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
@@ -307,7 +306,9 @@ class Trainer:
                     (folder / name).unlink(missing_ok=True)
             result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
             images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(config, result, world, self.monitor, checkpoints, loggers, images, self.device)
+            yield RunRecorder(
+                config, result, world, self.monitor, checkpoints, loggers, images, self.device, dataset.train.classes
+            )
 
     def _evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -14,7 +14,7 @@ from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import build_sampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 
@@ -60,7 +60,7 @@ def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> Non
 
 
 @pytest.mark.parametrize("preset", [preset for preset in PRESETS if preset != "none"])
-@pytest.mark.parametrize("shuffle", ["sample", "batch"])
+@pytest.mark.parametrize("shuffle", ["sample", "batch", "balanced"])
 def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, shuffle: str) -> None:
     """Loaders that deliver normalised images get the same ones, so the batches of a run do not depend on its loader."""
     preprocess = Preprocess(data, configured(f"data/augment={preset}"), classes=5)
@@ -75,7 +75,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
     normalised = Preprocess(data)(data.images)
-    sampler = EpochSampler(23, 5, 3, shuffle)
+    sampler = build_sampler(23, 5, seed=3, shuffle=shuffle, labels=data.labels)
     assert not torch.equal(epochs[0], normalised[sampler.indices(1)])
     assert torch.equal(preprocess(data.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = sampler.indices(1).split(5), preprocess.keys(sampler, 1)

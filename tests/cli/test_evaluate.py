@@ -21,7 +21,7 @@ from tests.support.pictures import write_pictures
 from tests.support.processes import TrainProcess
 from vitmnist import load_dataset
 from vitmnist.checkpoint import storage
-from vitmnist.cli.evaluate import compute_class_metrics, format_metrics
+from vitmnist.cli.evaluate import describe_evaluation, format_metrics
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
@@ -37,7 +37,7 @@ from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.result import CONFIG_FILE
 
-KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, batch_size"
+KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, data.folds, data.fold, batch_size"
 NO_EFFECT = f"has no effect on a trained model; only {KEYS}"
 
 
@@ -64,7 +64,7 @@ def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, outp
 
 
 def test_class_metrics_follow_their_definition() -> None:
-    metrics = compute_class_metrics(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
+    metrics = describe_evaluation(torch.tensor([[3, 1, 0], [0, 2, 0], [0, 0, 0]]), ("a", "b", "c"), {"acc": 83.3})
     first, second, absent = metrics["classes"]
     assert (first["precision"], first["recall"], first["images"]) == (100.0, 75.0, 4)
     assert (second["precision"], second["f1"]) == pytest.approx((100 * 2 / 3, 80.0))
@@ -73,7 +73,7 @@ def test_class_metrics_follow_their_definition() -> None:
 
 def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METRICS.import_package(), "count", (BatchMetric("", tag="count", digits=0), max))
-    metrics = compute_class_metrics(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
+    metrics = describe_evaluation(torch.eye(2).long(), ("a", "b"), dict.fromkeys(METRICS.names(), 7.0))
     assert "\ncount 7\n" in format_metrics(metrics)
 
 
@@ -132,6 +132,13 @@ def test_a_file_that_is_no_picture_does_not_stop_the_others(trained: Path, call_
     assert "nan.tif: cannot be read as an image: some of its pixels are not finite" in ended.stderr
     rows = json.loads(call_here(predict_main, "run", "--json", "Thumbs.db", "black.png", folder=trained).stdout)
     assert [sorted(row) for row in rows] == [["error", "file"], ["all", "class", "file", "probability"]]
+    table = call_here(predict_main, "run", "--csv", "Thumbs.db", "black.png", folder=trained)
+    damaged, black = csv.DictReader(table.stdout.splitlines())
+    assert (table.returncode, damaged.pop("file"), set(damaged.values())) == (1, "Thumbs.db", {""})
+    assert (black["file"], black["class"], float(black["probability"])) == tuple(
+        rows[1][key] for key in ("file", "class", "probability")
+    )
+    assert {name: float(black[f"probability_{name}"]) for name in rows[1]["all"]} == rows[1]["all"]
 
 
 def test_predict_takes_folders_and_patterns(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

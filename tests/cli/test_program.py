@@ -112,3 +112,9 @@ main()
 def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path) -> None:
     ended = run_python("-c", INTERRUPT, "torch", "evaluate", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+def test_the_program_without_arguments_shows_the_commands(
+    call_here: CallHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call_here(main).stdout.startswith("usage: vitmnist COMMAND")

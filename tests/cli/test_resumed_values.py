@@ -18,7 +18,7 @@ from vitmnist.tracking.result import CONFIG_FILE
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only epochs, device, data.root"),
+        (["resume=cut", "batch_size=7"], "batch_size=7 (it was 6); only name, tags, notes, epochs, device, data.root"),
         (["resume=cut", "monitor=loss"], "monitor=loss (it was eval_acc)"),
         (["resume=cut", "model=vit"], "model.name=vit (it was cnn)"),
         (["resume=cut", "init=cut"], "init=cut (it was None)"),

@@ -97,6 +97,7 @@ def test_an_interrupted_sweep_is_resumed(succeed: Printed, start: Start, quick: 
     (command,) = re.findall(r"resume with\n    python train.py (.*)", printed)
     assert "Traceback" not in printed
     first, second = jobs(tmp_path / "here")  # the third was not begun
+    assert (first.name, second.name) == ("0-epochs_1", "1-epochs_20")
     assert [result_of(folder)["status"] for folder in (first, second)] == ["completed", "interrupted"]
     assert [row["status"] for row in rows(tmp_path / "here")][1] == "interrupted: SIGINT was received"
 
@@ -165,7 +166,7 @@ def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[st
 def test_a_long_path_of_a_sweep_leaves_room_for_the_files_of_its_jobs(train_here: Train, tmp_path: Path) -> None:
     """A path on Windows has up to 260 characters."""
     folder = tmp_path / ("f" * (160 - len(str(tmp_path))))
-    train_here("-m", "batch_size=-1,0", "init=" + "y" * 90, f"hydra.sweep.dir={folder}")
+    train_here("-m", "batch_size=0", f"init={'y' * 90},{'z' * 90}", f"hydra.sweep.dir={folder}")
     jobs = [file.parent for file in folder.glob("*/result.json")]
     assert len(jobs) == 2
     assert all(180 < len(str(job)) < 200 for job in jobs)

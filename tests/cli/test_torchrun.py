@@ -222,6 +222,20 @@ def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
                 choose_device("auto", world)
 
 
+@pytest.mark.parametrize("uuids", [["a", "b"], ["a", "a"]], ids=["confined", "the same"])
+def test_a_task_of_slurm_uses_the_only_gpu_that_it_sees(uuids: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every task calls its GPU cuda:0. If it is the same GPU, the second rank has none."""
+    simulate_gpus(monkeypatch, 1)
+    world = World()
+    world.size, world.rank, world.local_rank = 2, 1, 1
+    monkeypatch.setattr(world, "all_gather_object", lambda value: [[uuid] for uuid in uuids])
+    if uuids[0] == uuids[1]:
+        with pytest.raises(ConfigError, match="torch sees 1 GPUs here, so rank 1 cannot use cuda:1"):
+            choose_device("auto", world)
+    else:
+        assert choose_device("auto", world) == torch.device("cuda", 0)
+
+
 @pytest.mark.slow
 def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""

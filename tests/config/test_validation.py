@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.config.compose import compose, run_label
+from vitmnist.config.compose import compose, job_name, run_label
 from vitmnist.config.schema import Config, LogConfig, fill_defaults, registries, to_json_values
 from vitmnist.config.validation import config_field, section, validate
 from vitmnist.data.datasets.base import DATASETS
@@ -107,12 +107,12 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
     ("overrides", "label"),
     [
         ([], "defaults"),
-        (["data/loader=gpu_slice", "batch_size=5000"], "gpu_slice-bs5000"),
-        (["model=cnn", "optimizer.lr=0.01", "+x=1"], "cnn-lr0.01-x1"),
-        (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-basedisk"),
-        (["data.root=/some/where", "model.x=a b/c", "~model"], "xa_b_c-no_model"),
-        (["init=" + "y" * 90], "init" + "y" * 76),
-        (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr0"),
+        (["data/loader=gpu_slice", "batch_size=5000"], "gpu_slice-batch_size_5000"),
+        (["model=cnn", "optimizer.lr=0.01", "+x=1"], "cnn-lr_0.01-x_1"),
+        (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-base_disk"),
+        (["data.root=/some/where", "model.x=a b/c", "~model"], "x_a_b_c-no_model"),
+        (["init=" + "y" * 90], "init_" + "y" * 50),
+        (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr_0"),
     ],
 )
 def test_folders_are_named_after_what_was_typed(
@@ -120,6 +120,13 @@ def test_folders_are_named_after_what_was_typed(
 ) -> None:
     monkeypatch.chdir(Path.cwd().anchor)  # The length of a name depends on the working directory.
     assert run_label(overrides) == label
+
+
+def test_a_job_is_named_after_what_differs_and_needs_no_quotes() -> None:
+    typed = ["data.dataset.path=/ä/modern & old/{}", "optimizer.lr=1e+3", "model=cnn", "epochs=1"]
+    assert job_name(7, typed, ["model", "epochs"], "swept") == "7-path_modern_old_-lr_1e_3"
+    assert job_name(7, typed[2:], ["model", "epochs"], "swept") == "7"
+    assert len(job_name(1000, 20 * typed, [], "/")) <= 60
 
 
 @pytest.mark.parametrize("length", [120, 130])

@@ -204,30 +204,5 @@ def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
 def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "photo.jpg", noisy((90, 60)))
     expected = read_image(tmp_path / "photo.jpg", (60, 90), "rgb")
-
-    def not_built(*_: object) -> object:
-        raise RuntimeError("decode_jpeg: torchvision not compiled with libjpeg support")
-
-    monkeypatch.setattr(torchvision.io, "decode_jpeg", not_built)
-    assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb") == expected
     monkeypatch.delattr(torchvision.io, "decode_jpeg")
     assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb") == expected
-
-
-def test_a_file_that_is_replaced_while_it_is_read_is_either_of_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The size is read before the pixels. Pixels of another size would be cut, and padded with black."""
-    file, other = tmp_path / "photo.jpg", tmp_path / "other.jpg"
-    Image.new("RGB", (300, 20), "blue").save(file)
-    Image.new("RGB", (20, 300), "lime").save(other)
-    open_image = Image.open
-
-    def open_and_replace(path: Path) -> Image.Image:
-        opened = open_image(path)
-        other.replace(file)
-        return opened
-
-    expected = read_image(file, (16, 16), "rgb")
-    monkeypatch.setattr(Image, "open", open_and_replace)
-    assert read_image(file, (16, 16), "rgb") == expected

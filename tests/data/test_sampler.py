@@ -13,6 +13,7 @@ from vitmnist.config.schema import Shuffle
 from vitmnist.data.sampler import EpochSampler, build_sampler, to_index_tensor
 from vitmnist.errors import ConfigError
 
+ONCE = [order for order in Shuffle if order != "balanced"]  # Every image comes once.
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 
 
@@ -23,7 +24,7 @@ def epoch(sampler: EpochSampler, number: int, start: int = 0) -> list[list[int]]
 
 @given(
     shape=shapes,
-    shuffle=st.sampled_from(Shuffle),
+    shuffle=st.sampled_from(ONCE),
     drop_last=st.booleans(),
     number=st.integers(0, 1000),
     seed=st.integers(0, 2**40),
@@ -41,7 +42,7 @@ def test_an_epoch_shows_every_image_once_and_drop_last_leaves_out_the_short_batc
     assert shown == list(range(size)) if not drop_last else len(set(shown) & set(range(size))) == batch_size * full
 
 
-@given(shape=shapes, shuffle=st.sampled_from(Shuffle), start=st.integers(0, 60))
+@given(shape=shapes, shuffle=st.sampled_from(ONCE), start=st.integers(0, 60))
 def test_an_epoch_can_begin_in_its_middle(shape: tuple[int, int], shuffle: Shuffle, start: int) -> None:
     sampler = EpochSampler(*shape, seed=1, shuffle=shuffle)
     start = min(start, len(sampler))
@@ -92,7 +93,7 @@ def test_what_is_done_to_the_indices_of_an_epoch_reaches_nobody_else() -> None:
     size=st.integers(1, 40),
     batch_size=st.integers(2, 12),
     ranks=st.integers(2, 5),
-    shuffle=st.sampled_from(Shuffle),
+    shuffle=st.sampled_from(ONCE),
     drop_last=st.booleans(),
     start=st.integers(0, 20),
 )
@@ -127,3 +128,50 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
 def test_values_that_cannot_be_used_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_sampler(**{"size": 10, "batch_size": 4, "shuffle": "sample", **values})
+
+
+def balanced(labels: list[int], batch_size: int = 7, seed: int = 1, **values: Any) -> EpochSampler:
+    labels_of = {"labels": torch.tensor(labels, dtype=torch.int64)}
+    return build_sampler(len(labels), batch_size, seed=seed, shuffle="balanced", **labels_of, **values)
+
+
+@given(
+    labels=st.lists(st.sampled_from([0, 0, 0, 0, 1, 1, 3]), max_size=60),
+    seed=st.integers(0, 9),
+    start=st.integers(0, 9),
+)
+def test_balanced_draws_classes_equally_often_and_numbers_the_draws_of_an_image(
+    labels: list[int], seed: int, start: int
+) -> None:
+    sampler, size = balanced(labels, seed=seed), len(labels)
+    indices, draws = sampler.indices(2).tolist(), sampler.draws(2).tolist()
+    assert len(indices) == size
+    counts = [indices.count(index) for index in range(size)]
+    by_class = [[counts[index] for index in range(size) if labels[index] == label] for label in set(labels)]
+    for group in (*by_class, [sum(group) for group in by_class]):
+        assert max(group, default=0) - min(group, default=0) <= 1
+    assert draws == [index + size * indices[:position].count(index) for position, index in enumerate(indices)]
+    start = min(start, len(sampler))
+    assert epoch(sampler, 2, start) == epoch(sampler, 2)[start:]
+    assert sampler.draws(2, start).tolist() == draws[7 * start :]
+    ranks = [replace(sampler, rank=rank, world_size=3) for rank in range(3)]
+    assert [len(rank) for rank in ranks] == [len(sampler)] * 3
+    for number, batch in enumerate(epoch(sampler, 2)):
+        parts = [epoch(rank, 2)[number][: rank.num_rank_images(number)] for rank in ranks]
+        assert list(chain.from_iterable(parts)) == batch
+    for rank in ranks:
+        rank_draws = rank.draws(2, start).tolist()
+        assert [draw % size for draw in rank_draws] == rank.indices(2, start).tolist()
+        assert set(rank_draws) <= set(draws)
+
+
+def test_balanced_epochs_seeds_and_remainders_differ_and_samplers_are_compared_by_their_labels() -> None:
+    labels = [0] * 50 + [1] * 7 + [2] * 3 + [3]
+    orders = {(seed, number): epoch(balanced(labels, seed=seed), number) for seed in (0, 1) for number in range(9)}
+    assert len({str(order) for order in orders.values()}) == len(orders)
+    assert orders[1, 3] == epoch(balanced(labels), 3)
+    most = {max(range(4), key=[labels[i] for i in chain.from_iterable(order)].count) for order in orders.values()}
+    assert len(most) > 1
+    assert balanced(labels) == balanced(labels)
+    assert hash(balanced(labels)) == hash(balanced(labels))
+    assert balanced(labels) != balanced(labels[::-1])

@@ -1,4 +1,4 @@
-"""AdamW decays only the weights of linear layers."""
+"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`."""
 
 import pytest
 import torch
@@ -6,14 +6,19 @@ import torch
 from tests.training.test_step import OPTIMIZERS_UNDER_TEST, make_vit
 from vitmnist.optim.optimizers import OPTIMIZERS
 
+SGD = {"lr": 0.5, "weight_decay": 0.1, "momentum": 0.9, "nesterov": False}
+
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_adamw_decays_only_the_weights_of_linear_layers(fused: bool) -> None:
-    model, options = make_vit(), OPTIMIZERS_UNDER_TEST["adamw"]
+@pytest.mark.parametrize(
+    ("name", "options"), [("adamw", OPTIMIZERS_UNDER_TEST["adamw"]), ("sgd", {**SGD, "decay_norms": False})]
+)
+def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused: bool) -> None:
+    model = make_vit()
     with torch.no_grad():
         torch._foreach_add_(list(model.parameters()), 1.0)  # Weight decay would not change zeros.
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = OPTIMIZERS.build({"name": "adamw", **options}, model, fused)
+    optimizer = OPTIMIZERS.build({"name": name, **options}, model, fused)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -21,5 +26,5 @@ def test_adamw_decays_only_the_weights_of_linear_layers(fused: bool) -> None:
     linear = ("embed", "attention.1.to_qkv", "attention.1.to_out", "mlp.1", "mlp.3", "head.0", "head.2")
     assert decayed == {name for name in before if name.endswith(tuple(f"{layer}.weight" for layer in linear))}
     kept = 1 - options["lr"] * options["weight_decay"]
-    for name in decayed:
-        torch.testing.assert_close(model.state_dict()[name], kept * before[name])
+    for weight in decayed:
+        torch.testing.assert_close(model.state_dict()[weight], kept * before[weight])

@@ -1,10 +1,13 @@
 """The learning rate of each step."""
 
+import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
+from tests.conftest import Printed, Start, assert_same_run, result_of
 from vitmnist.optim.schedules import build_schedule
 
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
@@ -46,3 +49,57 @@ def test_cosine_warms_up_for_some_epochs_and_anneals_as_torch_does(warmup_epochs
         assert factor(step) == pytest.approx(reference.get_last_lr()[0])
         optimizer.step()
         reference.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        ({"every_epochs": 2, "factor": 0.5}, lambda adam: torch.optim.lr_scheduler.StepLR(adam, 14, 0.5)),
+        ({"at_epochs": [1, 1.5, 3]}, lambda adam: torch.optim.lr_scheduler.MultiStepLR(adam, [7, 11, 21], 0.1)),
+        ({"at_epochs": []}, lambda adam: torch.optim.lr_scheduler.ConstantLR(adam, 1.0)),
+    ],
+)
+def test_step_decays_as_torch_does(options: dict, reference) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    scheduler = reference(optimizer)
+    factor = build_schedule({"every_epochs": 10, "at_epochs": None, "factor": 0.1} | options | {"name": "step"}, 5, 7)
+    for step in range(35):
+        assert factor(step) == pytest.approx(scheduler.get_last_lr()[0]), step
+        optimizer.step()
+        scheduler.step()
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_plateau_decays_as_torch_does_and_from_recorded_values_alone(patience: int) -> None:
+    values = [50.0, 60.0, 60.0, 59.0, None, 61.0, 61.0, None, 61.0, 60.0, 61.5, None, None, None, 3.0, 3.0, 3.0, 3.0]
+    options = {"name": "plateau", "factor": 0.5, "patience": patience, "min_factor": 0.05}
+    recorded: list[float | None] = []
+    factor = build_schedule(options, 18, 3, lambda: recorded)
+    optimizer = torch.optim.SGD([torch.zeros(1)], 1.0)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max", 0.5, patience - 1, threshold=0, min_lr=0.05
+    )
+    for epoch, value in enumerate(values):
+        expected = optimizer.param_groups[0]["lr"]
+        assert [factor(3 * epoch + step) for step in range(3)] == [expected] * 3, epoch
+        recorded.append(value)
+        assert factor(3 * epoch + 2) == expected, "a value counts from the next epoch on"
+        scheduler.step(math.nan if value is None else value)
+    assert expected < 1
+
+
+def test_a_resumed_run_keeps_its_plateau_bit_for_bit(quick: list[str], start: Start, tmp_path: Path) -> None:
+    plateau = ["schedule=plateau", "schedule.patience=1", "monitor=eval_loss", "optimizer.lr=0.1", "log.every_steps=1"]
+    arguments = [*quick, *plateau, "data.holdout=8", "epochs=5"]
+    assert start(*arguments, "hydra.run.dir=whole").ended()[0] == 0
+    for typed in (["hydra.run.dir=cut", *arguments, "epochs=3"], ["resume=cut", "epochs=5"]):
+        assert start(*typed).ended()[0] == 0
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    lrs = [{step["lr"] for step in epoch["steps"]} for epoch in result_of(tmp_path / "cut")["epochs"]]
+    assert [len(lr) for lr in lrs] == [1] * 5
+    assert lrs[-1].pop() < 0.05
+
+
+def test_plateau_needs_a_validation_split(quick: list[str], refuse: Printed) -> None:
+    message = "error: schedule=plateau: needs a validation split, or the test split would choose the epoch"
+    assert message in refuse(*quick, "schedule=plateau")

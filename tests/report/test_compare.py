@@ -131,7 +131,7 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         ("9", "60.00", "61.00"),
     ]
     assert [(row["over seeds"], row["test accuracy, %"]) for row in cells[:2]] == [
-        ("80.00–90.00, n=2", "83.00"),
+        ("85.00 ± 7.07, n=2", "83.00"),
         ("–", "68.00"),
     ]
     csv_rows = csv.DictReader(io.StringIO(format_csv(compared(tmp_path))))
@@ -216,10 +216,10 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[0] == (
-        "Highest accuracy: model.depth=6, 88.50% (88.00% to 89.00% over 2 seeds). 2 seeds do not show the noise; set "
+        "Highest accuracy: model.depth=6, 88.50% (mean 88.50% ± 0.71 over 2 seeds). 2 seeds do not show the noise; set "
         "seed=1,2,3 or more."
     )
-    assert [row["over seeds"] for row in build_table(folds)] == ["88.00–89.00, n=2", "83.00–84.00, n=2"]
+    assert [row["over seeds"] for row in build_table(folds)] == ["88.50 ± 0.71, n=2", "83.50 ± 0.71, n=2"]
 
 
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
-from vitmnist.report.summary import NO_TIME, summarize_comparison, summarize_quality, summarize_times
+from vitmnist.report.summary import (
+    NO_TIME,
+    summarize_comparison,
+    summarize_launches,
+    summarize_quality,
+    summarize_times,
+)
 
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
 RANGE = "1.20 s per epoch (range 1.10–1.30, n=3)."
@@ -70,6 +76,7 @@ def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
     ]
 
 
+EQUAL = "Accuracy: 90.00% ± 0.00 (mean ± standard deviation over 2 seeds)."
 ONE_SEED = "One seed does not show the noise; set seed=1,2,3 or more."
 BY_LOADER = [
     {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
@@ -83,20 +90,23 @@ QUALITY: dict[str, tuple[Records, str]] = {
     ),
     "six seeds": (
         accuracies(3, 70.0, 70.5, 70.2, 70.1, 70.4, 70.3) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
-        "Highest accuracy: model.depth=6, 90.56% (90.25% to 90.88% over 6 seeds). It leads all others by at least "
+        "Highest accuracy: model.depth=6, 90.56% (mean 90.56% ± 0.23 over 6 seeds). It leads all others by at least "
         "20.05 percentage points (95% interval).",
     ),
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
-        "Highest accuracy: model.depth=6, 97.20% (97.00% to 97.40% over 3 seeds). Within noise of it: 1 of 2 others.",
+        "Highest accuracy: model.depth=6, 97.20% (mean 97.20% ± 0.20 over 3 seeds). Within noise of it: 1 of 2 others.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),
-        "Highest accuracy: model.depth=3, 97.25% (97.00% to 97.50% over 3 seeds). 3 seeds do not show the noise; "
+        "Highest accuracy: model.depth=3, 97.25% (mean 97.25% ± 0.25 over 3 seeds). 3 seeds do not show the noise; "
         "set seed=1,2,3 or more.",
     ),
-    "one configuration": (accuracies(3, 97.0, 98.0), ""),
-    "all equal": ([timed_run(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], ""),
+    "one configuration": (
+        accuracies(3, 97.0, 98.0),
+        "Accuracy: 97.50% ± 0.71 (mean ± standard deviation over 2 seeds).",
+    ),
+    "all equal": ([timed_run(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)], EQUAL),
     "equal with each loader": (BY_LOADER, f"Highest accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
     "the lowest loss is the best": (
         [
@@ -113,3 +123,20 @@ def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records,
     comparison = the_only(write(tmp_path, records))
     assert summarize_quality(comparison) == expected
     assert (summarize_comparison(comparison)[0] == expected) == bool(expected)
+
+
+def test_a_report_counts_the_configurations_for_which_the_gpu_waits(tmp_path: Path) -> None:
+    """A step takes 0.8 s, and Python is 0.1 s or 2 s ahead. A captured step has no advice on the trainer."""
+    steps = {"config": {"batch_size": 3, "epochs": 3}, "device": "cuda:0"}
+    records = [
+        {"epochs": [epoch(20.0, data_wait_pct=1.0, host_lead_s=lead)] * 2, "trainer": {"graph": graph}, **steps}
+        for lead, graph in ((0.1, False), (0.1, True), (2.0, False))
+    ]
+    for depth, record in enumerate(records):
+        record["config"] = {**record["config"], "model.depth": depth}
+    sentence = "Launch-bound, the GPU waits for Python: {}; {}a larger batch_size helps."
+    comparison = the_only(write(tmp_path / "all", records))
+    assert summarize_comparison(comparison)[-1] == sentence.format("2 of 3 configurations", "trainer=fast or ")
+    graphs = the_only(write(tmp_path / "graph", records[1:]))
+    assert summarize_launches(graphs) == sentence.format("1 of 2 configurations", "")
+    assert not summarize_launches(the_only(write(tmp_path / "fast", records[2:])))

@@ -111,9 +111,10 @@ class NeverSynchronizes(FakeQueue):
     ],
 )
 def test_each_of_the_precautions_is_needed(
-    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue]
+    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
+    monkeypatch.setattr(PinnedBuffers, "MEMORY", 0)  # With 16 buffers, this epoch would fill none of them twice.
     loader, device = open_on_fake(label, forgetful)
     with loader:
         batches = expected(data, loader, 0)
@@ -136,14 +137,20 @@ def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake
     with loader:
         for epoch in range(5):
             epoch_on(device, loader, epoch, late=True)
-    assert device.made_pinned == 2 * PinnedBuffers.DEPTH  # There is one pool for images and one for labels.
+    assert device.made_pinned == 2 * PinnedBuffers.MAX_DEPTH  # There is one pool for images and one for labels.
     assert len(device.streams) == (2 if "prefetch" in label else 1)  # `prefetch` adds its own stream.
+
+
+def test_large_batches_have_few_pinned_buffers() -> None:
+    for pixels, depth in ((28 * 28, 16), (224 * 224 * 3, 4)):
+        tensors = torch.zeros(1, pixels, dtype=torch.uint8).expand(500, -1), torch.zeros(500, dtype=torch.int64)
+        assert PinnedBuffers(FakeQueue(DEVICE), tensors, 500).depth == depth
 
 
 def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
     loader, device = open_on_fake("ram")
     with loader:
-        iterators = [loader.epoch(epoch) for epoch in range(2 * PinnedBuffers.DEPTH)]
+        iterators = [loader.epoch(epoch) for epoch in range(2 * PinnedBuffers.MAX_DEPTH)]
         batches = [next(iterator) for iterator in iterators]
         seen: list[Tensor] = []
         for images, _ in batches:
@@ -158,7 +165,7 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
     """Their uploads are under way when their memory and their buffers are used again."""
     loader, device = open_on_fake(label)
     with loader:
-        for epoch in range(2 * PinnedBuffers.DEPTH):
+        for epoch in range(2 * PinnedBuffers.MAX_DEPTH):
             abandoned = loader.epoch(epoch)
             next(abandoned)
             del abandoned

@@ -13,8 +13,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.randomness import RandomState
-from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import Data, SampleSource, TensorSet, as_source
+from vitmnist.data.sampler import build_sampler
+from vitmnist.data.sources import Data, DatasetSource, SampleSource, TensorSet, as_source
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.store.tree import find_difference
@@ -30,12 +30,19 @@ def part_of(data: SampleSource, size: int) -> SampleSource:
     return as_source(Subset(data.dataset, range(size)), SEED)
 
 
+def classes_of(part: SampleSource) -> Tensor:
+    """The labels of a split, or two classes of other samples, five and two in turns."""
+    return part.labels if isinstance(part, Split) else torch.arange(len(part)) % 7 // 5
+
+
 def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any) -> None:
     """Check every promise of the contract for the loader `name` over the first samples of `data`."""
     source = as_source(data, SEED)
     normalized = Preprocess(source) if isinstance(source, Split) else torch.nn.Identity()
 
     def build(part: SampleSource, **order: Any) -> Loader:
+        if "balanced" in order.values():
+            order["labels"] = classes_of(part)
         return make_loader(name, part, batch_size=BATCH_SIZE, seed=SEED, device=device, **order, **options)
 
     def copy(batch: Batch) -> Batch:
@@ -44,10 +51,13 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         return normalized(batch[0].cpu()).clone(), batch[1].cpu().clone()
 
     def check(batches: Any, part: SampleSource, epoch: int, start: int = 0, **order: Any) -> None:
-        sampler = EpochSampler(len(part), BATCH_SIZE, SEED, order.get("shuffle", "sample"), "drop_last" in order)
+        values = {"shuffle": "sample", "drop_last": False, **order}
+        sampler = build_sampler(len(part), BATCH_SIZE, seed=SEED, labels=classes_of(part), **values)
+        draws = iter(sampler.draws(epoch, start).tolist())
         for indices, batch in zip_longest(sampler.batches(epoch, start), batches):
             rows = torch.arange(len(part))[indices].tolist()
-            samples = [part.read(slice(row, row + 1), epoch) for row in rows]
+            own = [next(draws) for _ in rows] if isinstance(part, DatasetSource) else rows
+            samples = [part.read(torch.tensor([draw]), epoch) for draw in own]
             expected = [torch.cat(column).to(device) for column in zip(*samples, strict=True)]
             assert not find_difference(copy(batch), copy(expected)), (epoch, start, rows, order)
 

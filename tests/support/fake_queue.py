@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -187,7 +188,8 @@ def simulate_gpus(
     architectures: Sequence[str] = ("sm_90",),
     current: int = 0,
 ) -> None:
-    """Let torch report GPUs that do not exist."""
+    """Let torch report GPUs that do not exist. Their `uuid` is their index."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
     answers = {
         "is_available": True,
         "device_count": count,

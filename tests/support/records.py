@@ -54,7 +54,11 @@ def run(
         "seed": 42,
         "repeat": 1,
         "model": {"name": "vit", "depth": 6},
-        "data": {"root": "/data", "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})}},
+        "data": {
+            "root": "/data",
+            "drop_last": False,
+            "loader": {"name": loader, **({"num_workers": 0} if loader == "disk" else {})},
+        },
     }
     for key, value in (config or {}).items():
         node = values

@@ -1,5 +1,7 @@
 """The images that TensorBoard and `evaluate --grid` show."""
 
+import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.conftest import CallHere, Printed, result_of
+from tests.tracking.test_tensorboard import events
 from vitmnist.augment.preprocess import Compose, Preprocess
+from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
 from vitmnist.tracking.images import (
     CAPTION_HEIGHT,
+    CELL,
     GAP,
+    MARGIN,
     TILE_WIDTH,
+    draw_confusion,
     draw_training_batch,
     draw_worst_mistakes,
     format_caption,
@@ -59,5 +67,50 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     names = [f"{'a' * 90}/{index}.png" for index in range(len(actual))]
     named = replace(tiny.test, files=ImageFiles(Path(), names, Image.open))
     name, *shown = format_caption(named, predictions, 4).split("\n")
-    assert shown == [f"true: {classes[actual[4]]}", f"{100 * confidence[4]:.1f}% {classes[predicted[4]]}"]
+    confident = f"confidence: {100 * confidence[4]:.1f}%"
+    assert shown == [f"true: {classes[actual[4]]}", f"predicted: {classes[predicted[4]]}", confident]
     assert name == f"{'a' * 18}/4.png"
+
+
+@pytest.mark.parametrize("count", [3, 30, 31, 1000])
+def test_a_confusion_matrix_shows_shares_of_rows_and_up_to_30_classes_counts(count: int) -> None:
+    matrix = torch.zeros(count, count, dtype=torch.int64)
+    matrix[0, 0], matrix[0, 1], matrix[1, 1] = 3, 1, 7
+    picture = draw_confusion(matrix, [f"class {number}" for number in range(count)])
+    pixels = np.asarray(picture)
+    cell, margin = (CELL, MARGIN) if count <= 30 else (picture.width // count, 0)
+    assert picture.size == (margin + count * cell,) * 2
+    corners = pixels[margin::cell, margin::cell][:3, :3, 0]
+    assert corners.tolist() == [[70, 193, 255], [255, 8, 255], [255, 255, 255]]
+    if count <= 30:
+        for row, column in ((-1, 0), (0, -1), (0, 0), (0, 1)):
+            top, left = max(margin + row * cell, 0), max(margin + column * cell, 0)
+            tile = pixels[top : top + cell, left : left + cell, 0]
+            assert len(np.unique(tile)) > 2, "text: a name left and above, and counts"
+        assert len(np.unique(pixels[margin + 2 * cell :, margin:])) == 1, "a class without images"
+
+
+def test_the_confusion_matrix_of_the_commands_picture_is_that_of_the_last_epoch(
+    quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
+) -> None:
+    succeed(*quick, "log.images_every_epochs=5", "hydra.run.dir=run")
+    (image,) = events(tmp_path / "run").Images("images/confusion_matrix")
+    assert image.step == 2
+    assert call_here(evaluate, "run", "--confusion", "matrix.png").returncode == 0
+    shown, written = Image.open(io.BytesIO(image.encoded_image_string)), Image.open(tmp_path / "matrix.png")
+    assert (np.asarray(shown) == np.asarray(written)).all()
+
+
+def test_metrics_of_each_class_are_recorded_and_logged(
+    quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
+) -> None:
+    succeed(*quick, "log.per_class=true", "hydra.run.dir=run")
+    evaluated = json.loads(call_here(evaluate, "run", "--json").stdout)["classes"]
+    recorded = result_of(tmp_path / "run")["epochs"][-1]["classes"]
+    assert len(recorded) == 10
+    scalars = events(tmp_path / "run").Tags()["scalars"]
+    for row in evaluated:
+        assert recorded[row["class"]] == {name: row[name] for name in ("precision", "recall", "f1")}
+        for name, value in recorded[row["class"]].items():
+            assert (f"eval_{name}/{row['class']}" in scalars) >= (value is not None)
+    assert "completed, epoch 2/2" in succeed("resume=run", "log.per_class=false")

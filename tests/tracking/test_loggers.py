@@ -7,7 +7,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from tests.conftest import Start, result_of
+from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.tracking.loggers.wandb import Wandb, WandbOptions
 from vitmnist.tracking.result import Result
 
@@ -45,3 +45,41 @@ def test_each_start_is_a_run_of_wandb_in_the_folder_of_the_run(quick: list[str],
     files = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
     assert len({file.name for file in files}) == 3
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
+
+
+def test_each_start_is_a_run_of_mlflow_with_all_epochs(
+    quick: list[str],
+    train_here: Train,
+    succeed: Printed,
+    refuse: Printed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    described = ["name=base", "tags=[pets]", "notes='as usual'", "lr_scale={head*:0.5}", "log.per_class=true"]
+    logger = f"logger=[{{name: mlflow, experiment: animals, uri: '{uri}'}}]"
+    monkeypatch.chdir(tmp_path)
+    options = [*quick, *described, logger, "log.every_steps=1", "log.images_every_epochs=5", "hydra.run.dir=run"]
+    assert train_here(*options, "max_minutes=0").returncode == 75
+    succeed("resume=run", "max_minutes=null")
+    client = mlflow.MlflowClient(uri)
+    (experiment,) = (found for found in client.search_experiments() if found.name == "animals")
+    completed, stopped = client.search_runs([experiment.experiment_id])
+    assert [run.info.status for run in (stopped, completed)] == ["KILLED", "FINISHED"]
+    assert completed.info.run_name == "base"
+    assert completed.data.tags.items() >= {"pets": "true", "mlflow.note.content": "as usual"}.items()
+    assert completed.data.params["lr_scale.head_"] == "0.5"
+    epochs = result_of(tmp_path / "run")["epochs"]
+    for tag, values in (
+        ("eval/acc", [epoch["eval_acc"] for epoch in epochs]),
+        ("step/loss", [step["loss"] for epoch in epochs for step in epoch["steps"]]),
+    ):
+        history = client.get_metric_history(completed.info.run_id, tag)
+        assert [(metric.step, metric.value) for metric in history] == [*enumerate(values, 1)]
+    assert any(name.startswith("eval_f1/") for name in completed.data.metrics)
+    images = [file.path for file in client.list_artifacts(completed.info.run_id, "images")]
+    assert any("confusion_matrix" in path for path in images)
+    (tmp_path / "mlflow.db").write_text("damaged")
+    assert "mlflow: " in refuse(*options[:-1], "hydra.run.dir=other")

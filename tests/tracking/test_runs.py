@@ -65,12 +65,11 @@ def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
     """
     record = {metric.name: 1.0 for metric in build_epoch_table().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     with caplog.at_level(logging.INFO):
-        log_bottleneck(Result(folder=Path(), epochs=[record | parts], device="cuda:0" if parts else "cpu"), steps)
-        for drop_last in (False, True):
-            config = {"batch_size": 10, "data": {"drop_last": drop_last}}
-            graph = {"trainer": {"graph": True}, "dataset": {"train_size": 101}, "config": config}
-            log_bottleneck(
-                Result(folder=Path(), epochs=[record | parts], device="cuda:0" if parts else "cpu", **graph), steps
-            )
+        for graph, drop_last in ((False, False), (True, False), (True, True)):
+            result = Result(folder=Path(), epochs=[record | parts], device="cuda:0" if parts else "cpu")
+            result.config = {"batch_size": 10, "data": {"drop_last": drop_last}}
+            result.trainer = {"graph": graph}
+            result.dataset = {"train_size": 10 * steps + 1 if drop_last else 10 * steps - 1}
+            log_bottleneck(result)
     without_lead = message if "launch" not in message else "compute-bound: 5% of the time is spent waiting for data"
     assert caplog.messages == [message, without_lead, message.replace("trainer=fast or ", "")]

@@ -97,10 +97,10 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     assert expected == [1, 3, 3, 3, 3, 4, 4]
     reader = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     shown = events(tmp_path)
-    for tag in ("time/epoch_s", "eval/acc"):
+    for tag in ("system/epoch_s", "eval/acc"):
         assert [event.step for event in reader.Tensors(tag)] == [*range(1, 8)]
         assert [event.step for event in shown.Scalars(tag)] == [*range(1, 8)]
-    assert [event.value for event in shown.Scalars("time/epoch_s")] == expected
+    assert [event.value for event in shown.Scalars("system/epoch_s")] == expected
     assert [event.step for event in reader.Tensors("step/loss")] == [*range(1, 7 * steps + 1)]
     assert [(event.step, event.value) for event in shown.Scalars("step/loss")] == [
         (step["step"] + 1, step["loss"]) for epoch in epochs for step in epoch["steps"]

@@ -96,7 +96,7 @@ def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
         assert logged == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("shuffle", Shuffle)
+@pytest.mark.parametrize("shuffle", [Shuffle.sample, Shuffle.batch, Shuffle.none])
 def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffle: Shuffle) -> None:
     """Model and dataset stay unchanged, although batches can be views of the dataset. Predictions are in its order."""
     model = make_model()

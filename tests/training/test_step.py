@@ -36,7 +36,14 @@ BATCH = 8  # The 23 images make two full batches and a batch of 7.
 OPTIMIZERS_UNDER_TEST = {
     "adam": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "layer_decay": None},
     "adamw": {"lr": 0.003, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "layer_decay": None},
-    "sgd": {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "layer_decay": None},
+    "sgd": {
+        "lr": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.01,
+        "nesterov": True,
+        "decay_norms": True,
+        "layer_decay": None,
+    },
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
@@ -74,7 +75,8 @@ class CheckpointManager:
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
-        if not all(bool(parameter.isfinite().all()) for parameter in step.model.parameters()):
+        finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
+        if not torch.stack(finite).all():  # One wait for the GPU, not one for each parameter.
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
         checkpoint = Checkpoint(
             config=to_json_values(self.config),

@@ -1,7 +1,7 @@
 """Evaluates a trained model: accuracy, metrics per class, the confusion matrix, and its mistakes.
 
     vitmnist evaluate outputs/runs/DATE/TIME-…
-    vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png
+    vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png --confusion confusion.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other data.dataset.test_share=0 --json
 
 Uses the best weights (best.pt) if the run has any, else the final ones. Evaluates the validation split if there is one,
@@ -23,38 +23,30 @@ from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, err
 from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config
 from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS
+from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.runtime.files import encode_csv
-from vitmnist.tracking.images import draw_worst_mistakes
+from vitmnist.tracking.images import draw_confusion, draw_worst_mistakes
 
 # Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 
 
-def compute_class_metrics(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Collect all metrics, and compute precision, recall and F1 of each class in percent; None if not finite."""
-    correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
-    columns = {
-        "class": classes,
-        "images": actual.tolist(),
-        "precision": _none_unless_finite(100 * correct / predicted),
-        "recall": _none_unless_finite(100 * correct / actual),
-        "f1": _none_unless_finite(200 * correct / (actual + predicted)),
-    }
+def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Collect all metrics, and those of each class; None if not finite."""
+    by_class = compute_class_metrics(matrix, classes).items()
+    images = matrix.sum(dim=1).tolist()
     return {
         "images": int(matrix.sum()),
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
-        "classes": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        "classes": [
+            {"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)
+        ],
         "confusion_matrix": matrix.tolist(),
     }
 
 
-def _none_unless_finite(values: Tensor) -> list[float | None]:
-    """Replace values that are not finite by None, such as the precision of a class without predictions."""
-    return [value if isfinite(value) else None for value in values.tolist()]
-
-
 def format_metrics(metrics: dict[str, Any]) -> str:
-    """Format the values of `compute_class_metrics` for a terminal."""
+    """Format the values of `describe_evaluation` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
     for name, (metric, _) in METRICS.import_all().items():
         value = metrics[name]
@@ -76,6 +68,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
+    parser.add_argument("--confusion", type=Path, metavar="PNG", help="draw the confusion matrix")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
     options = parser.parse_intermixed_args()
     config = load_evaluation_config(options.run, options.overrides, (*IMAGE_KEYS, "device"))
@@ -92,7 +85,9 @@ def main() -> None:
             picture.save(options.grid, "PNG")
         else:
             echo(f"no mistakes: {options.grid} is not written", sys.stderr)
-    metrics = compute_class_metrics(evaluation.confusion_matrix, split.classes, evaluation.metrics)
+    if options.confusion:
+        draw_confusion(evaluation.confusion_matrix, split.classes).save(options.confusion, "PNG")
+    metrics = describe_evaluation(evaluation.confusion_matrix, split.classes, evaluation.metrics)
     if options.json or options.predictions:
         document = {"weights": str(evaluation.weights), "split": evaluation.split_name, **metrics}
         if options.predictions:

@@ -18,7 +18,6 @@ OTHER_NAMES = {
     **dict.fromkeys(("fast_dev_run", "debug"), "limit_batches=10"),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), "limit_batches"),
     **dict.fromkeys(("run_name", "task_name", "experiment_name"), "name"),
-    **dict.fromkeys(("description", "comment"), "notes"),
 }
 
 

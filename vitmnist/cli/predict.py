@@ -2,6 +2,7 @@
 
     vitmnist predict outputs/runs/DATE/TIME-… picture.png folder 'scans/**/*.jpg'
     vitmnist predict outputs/runs/DATE/TIME-… --invert --json scan.png
+    vitmnist predict outputs/runs/DATE/TIME-… --csv folder > predictions.csv
 
 Images of any size and mode are resized and converted to the model's input. MNIST's digits are light on dark; `--invert`
 is for pen on paper. A folder means all images in it and below it; glob patterns can be quoted.
@@ -20,6 +21,7 @@ from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import BATCH_SIZE, TrainedModel, load_model
+from vitmnist.runtime.files import encode_csv
 
 
 def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Iterator[dict[str, Any]]:
@@ -52,7 +54,9 @@ def main() -> None:
     parser = create_parser("predict", __doc__)
     add_run_arguments(parser)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print JSON")
+    formats.add_argument("--csv", action="store_true", help="print a CSV table, with the probability of each class")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     options = parser.parse_intermixed_args()
@@ -60,10 +64,15 @@ def main() -> None:
     rows = list(predict(model, find_images(options.images), options.invert))
     if options.json:
         print(json.dumps(rows))
+    if options.csv:
+        columns = ["file", "class", "probability", *(f"probability_{name}" for name in model.classes)]
+        for row in rows:
+            row |= {f"probability_{name}": value for name, value in row.get("all", {}).items()}
+        print(encode_csv(columns, rows), end="")
     for row in rows:
         if "warning" in row:
             echo(f"warning: {row['file']}: {row['warning']}", sys.stderr)
-        if "class" in row and not options.json:
+        if "class" in row and not (options.json or options.csv):
             echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

@@ -16,12 +16,14 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import ProcessState, import_trainer
 from vitmnist.cli.resume import print_if_completed
+from vitmnist.config import parse_key
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
@@ -80,7 +82,15 @@ def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Argum
     # An unknown metric is an error before the first job.
     find_metric(composed.monitor, "monitor")
     folder = Path(composed.hydra.sweep.dir)
-    overrides = [*arguments.overrides, f"hydra.sweep.dir={quote(str(folder))}"]
+    # Windows limits a path to 260 characters, and the folders and files of a job need 90.
+    if os.name == "nt" and len(str(folder.absolute())) > 170:
+        raise ConfigError(f"hydra.sweep.dir={folder.absolute()}: must have at most 170 characters on Windows")
+    # The folders of the jobs are named after the other keys.
+    parsed = OverridesParser.create().parse_overrides(arguments.overrides)
+    is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}
+    constant = [quote(key) for key in is_varied if not is_varied[key]]
+    names = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant)}]"
+    overrides = [*arguments.overrides, names, f"hydra.sweep.dir={quote(str(folder))}"]
     if composed.repeats > 1 and not _is_search(composed.hydra):
         overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])

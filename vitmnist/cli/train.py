@@ -169,5 +169,6 @@ def train_run(trainer_class: type[Trainer], process: ProcessState, run: Configur
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
-            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(path))
+            # TensorBoard names a run after its folder, below the folder that is typed.
+            log.info("View them with\n    tensorboard --logdir %s", shlex.quote(display_path(run.folder.parent)))
     return result

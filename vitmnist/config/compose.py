@@ -3,8 +3,9 @@
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
@@ -12,38 +13,52 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.version import VersionBase
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.config import CONF, is_group
+from vitmnist.config import CONF, is_group, parse_key
 from vitmnist.config.schema import Config
 
 
-def run_label(overrides: Sequence[str] | ListConfig, folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
-    """Return a name for a folder: `["data/loader=ram", "batch_size=300"]` gives `ram-bs300`.
+def run_label(overrides: Sequence[str], folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
+    """Return a name for a folder: `["data/loader=ram", "optimizer.lr=0.003"]` gives `ram-lr_0.003`.
 
-    It has at most 80 characters, and fewer if `folder`, the default folder of a run or a sweep, has a long path.
-    Windows limits a path to 260 characters, allows few special characters, and ignores a dot at the end.
+    It needs no quotes, and has at most 55 characters, or fewer if `folder`, the default folder of a run or a sweep, has
+    a long path: Windows limits a path to 260 characters, and ignores a dot at the end.
     """
-    if isinstance(overrides, ListConfig):
-        overrides = OmegaConf.to_container(overrides)  # type: ignore[assignment]  # Interpolations stay as typed.
     parts = []
     for override in overrides:
-        name, _, value = override.lstrip("+~").partition("=")
-        short = "bs" if name == "batch_size" else name.split("@")[-1].split(".")[-1]
+        name, value = parse_key(override), override.partition("=")[2]
+        short = name.split("@")[-1].split(".")[-1]
         if override.startswith("~"):
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats", "name", "tags", "notes"):
-            parts.append(value if is_group(name) and "@" not in name else f"{short}{value}")
-    # The number of a job adds up to 5 characters, and the files below add another 60.
-    size = min(80, max(192 - len(os.path.abspath(folder)), 20))
-    return re.sub(r"[^\w.+-]+", "_", "-".join(parts))[:size].rstrip(".") or "defaults"
+            parts.append(value if is_group(name) and "@" not in name else f"{short}_{value}")
+    # The files below add another 60 characters.
+    size = min(55, max(192 - len(os.path.abspath(folder)), 20))
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(parts))[:size].strip("._-") or "defaults"
+
+
+def job_name(job: int, overrides: Sequence[str], constant_keys: Collection[str], folder: str) -> str:
+    """Return the name of the folder of a job: its number, and what differs among the jobs of its sweep in `folder`."""
+    varied = [override for override in overrides if parse_key(override) not in constant_keys]
+    return f"{job}-{run_label(varied, folder)}" if varied else str(job)
+
+
+def _register_label(name: str, function: Callable[..., str]) -> None:
+    """Register a resolver that gets lists as plain values: interpolations stay as typed."""
+
+    def resolve(*arguments: Any) -> str:
+        return function(*(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value for value in arguments))
+
+    OmegaConf.register_new_resolver(name, resolve, replace=True)
 
 
 _schema = OmegaConf.structured(Config)
 # The keys of `lr_scale` are patterns; elsewhere a new key is an error.
 OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
-OmegaConf.register_new_resolver("run_label", run_label, replace=True)
+_register_label("run_label", run_label)
+_register_label("job_name", job_name)
 # Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 

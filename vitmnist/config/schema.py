@@ -39,6 +39,7 @@ class Shuffle(str, Enum):
     sample = "sample"
     batch = "batch"
     none = "none"
+    balanced = "balanced"
 
 
 @dataclass
@@ -49,6 +50,8 @@ class DataConfig:
     shuffle: Shuffle = MISSING
     holdout: int | float | None = config_field(above=0)
     holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1)
+    folds: int | None = config_field(None, at_least=2)
+    fold: int | None = config_field(None, at_least=0)
     drop_last: bool = MISSING
     normalize: Any = MISSING
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
@@ -94,6 +97,7 @@ class LogConfig:
 
     every_steps: int | None = config_field(at_least=1)
     images_every_epochs: int | None = config_field(at_least=1)
+    per_class: bool = config_field(False)
 
 
 @dataclass

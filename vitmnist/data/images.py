@@ -67,7 +67,7 @@ class ImageReader:
     max_16_bit: int = 65_535
     range_32_bit: tuple[float, float] | None = None
 
-    def __call__(self, path: Path, read_bytes: Callable[[Path], bytes] = Path.read_bytes) -> Pixels:
+    def __call__(self, path: Path, read_bytes: Callable[[Path], bytes] = lambda path: path.read_bytes()) -> Pixels:
         """Read a file, or what `read_bytes` returns for its path.
 
         Raises:

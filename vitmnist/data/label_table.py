@@ -1,4 +1,4 @@
-"""Reads a table of labels: a CSV file with the file, the class and optionally the split of each image."""
+"""Reads a table of labels: a CSV file with the file and the class of each image, and optionally its split and fold."""
 
 import csv
 import logging
@@ -22,12 +22,13 @@ class TableColumns:
     file: str = "file"
     label: str = "label"
     split: str = "split"
+    fold: str | None = "fold"
 
 
 def read_label_table(
     table: Path, columns: TableColumns, suffix: str, folder: Path, skip_missing: bool
-) -> dict[str, ClassifiedFiles]:
-    """Return the images of each split; all are below `folder`.
+) -> tuple[dict[str, ClassifiedFiles], dict[str, int]]:
+    """Return the images of each split, and the fold of each image by its path relative to `folder`.
 
     Args:
         table: the CSV file, in UTF-8.
@@ -39,6 +40,7 @@ def read_label_table(
     """
     lines: dict[Path, int] = {}
     splits: dict[str, ClassifiedFiles] = {split: [] for split in SPLITS}
+    folds: dict[str, int] = {}
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets write a byte order mark.
             rows = csv.DictReader(file)
@@ -46,7 +48,7 @@ def read_label_table(
             _check_columns(table, columns, rows.fieldnames)
             for row in rows:
                 try:
-                    path, label, split = _parse_row(row, columns, suffix, folder)
+                    path, label, split, fold = _parse_row(row, columns, suffix, folder)
                     if path in lines:
                         raise ValueError(f"{path} is in line {lines[path]} already")
                     if not (skip_missing or path.exists()):
@@ -55,28 +57,32 @@ def read_label_table(
                     raise DataError(f"{table}:{rows.line_num}: {error}") from error
                 lines[path] = rows.line_num
                 splits[split].append((path, label))
+                if fold:
+                    folds[path.relative_to(folder).as_posix()] = int(fold)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={table}: cannot be read: {error}") from error
     if len({label for _, label in splits["train"]}) < 2:
         raise DataError(f"{table}: two or more labels of training images are expected")
-    return {split: files for split, files in splits.items() if files}
+    return {split: files for split, files in splits.items() if files}, folds
 
 
 def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> None:
     if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
         raise DataError(f"{table}:1: has more than one column {join_names(repeated)}; rename or remove one")
     required = [columns.file, columns.label]
-    if columns.split != TableColumns.split:
-        required.append(columns.split)
+    optional = {columns.split: TableColumns.split, columns.fold: TableColumns.fold}
+    required += [name for name, default in optional.items() if name and name != default]
     if missing := [name for name in required if name not in names]:
         problem = f"has no column {' and '.join(missing)}, only {join_names(names) or 'none'}"
         raise DataError(f"{table}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
-    if unused := [repr(name) for name in names if name and name not in (*required, columns.split)]:
+    if unused := [repr(name) for name in names if name and name not in (*required, *optional)]:
         log.warning("%s: columns that are not used: %s", table, join_names(unused))
 
 
-def _parse_row(row: dict[str, Any], columns: TableColumns, suffix: str, folder: Path) -> tuple[Path, str, str]:
-    """Return the file, class and split of a row; raises `ValueError` if the row cannot be used."""
+def _parse_row(
+    row: dict[str | Any, Any], columns: TableColumns, suffix: str, folder: Path
+) -> tuple[Path, str, str, str]:
+    """Return the file, class, split and fold of a row; raises `ValueError` if the row cannot be used."""
     if None in row:
         raise ValueError("has more fields than the header; quote values with commas")
     name, label = ((row[column] or "").strip() for column in (columns.file, columns.label))
@@ -86,9 +92,12 @@ def _parse_row(row: dict[str, Any], columns: TableColumns, suffix: str, folder: 
     split = SPLIT_OF.get(spelling.lower())
     if not split:
         raise ValueError(f"{columns.split}={spelling}: must be train, val or test")
+    fold = str(row.get(columns.fold) or "").strip().removesuffix(".0")  # pandas writes 0.0 if some rows have no fold.
+    if fold and not fold.isdecimal():
+        raise ValueError(f"{columns.fold}={fold}: must be a whole number; data.dataset.columns.fold=null ignores it")
     name += suffix
     forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
     path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
     if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
         raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
-    return path, to_nfc(label), split
+    return path, to_nfc(label), split, fold

@@ -260,7 +260,8 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
     """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
 
     The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
-    on the samples that it has read before. A dataset with another generator is not covered.
+    on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
+    the sampler's `draws`.
 
     Raises:
         RuntimeError: a sample raised `StopIteration`.
@@ -269,7 +270,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
         samples = []
         for index in indices:
             seed_generators(seed, epoch, index)
-            samples.append(read_sample(dataset, index))
+            samples.append(read_sample(dataset, index % len(dataset)))  # type: ignore[arg-type]  # torch has no protocol for it
         return samples
 
 

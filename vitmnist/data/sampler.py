@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
+from threading import Thread
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitmnist.data.sources import hash_tensor
 from vitmnist.errors import ConfigError, suggest_names
 
 
@@ -23,11 +25,13 @@ def build_sampler(
     drop_last: bool = False,
     rank: int = 0,
     world_size: int = 1,
+    labels: Tensor | None = None,
 ) -> EpochSampler:
     """Build an `EpochSampler` for training, for evaluation, or for `make_loader`; the arguments are its fields.
 
     Raises:
-        ConfigError: a value is out of bounds, `batch_size` is below `world_size`, or `drop_last` leaves no batch.
+        ConfigError: a value is out of bounds, `batch_size` is below `world_size`, `drop_last` leaves no batch, or
+            `shuffle` is balanced, and `labels` are not a whole number for each image.
     """
     from vitmnist.config.schema import Shuffle  # Not at the top: it imports OmegaConf.
 
@@ -50,7 +54,29 @@ def build_sampler(
             f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
             f"batch_size={size} or less, or drop_last=false"
         )
-    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size)
+    classes = None
+    if shuffle == Shuffle.balanced:
+        if not isinstance(labels, Tensor) or labels.shape != (size,) or labels.is_floating_point():
+            raise ConfigError(
+                "shuffle=balanced: needs the class of each image; give make_loader a split, a pair (images, labels) "
+                f"with int64 labels [{size}], or such labels="
+            )
+        classes = Classes(labels)
+    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size, classes)
+
+
+class Classes:
+    """The label of each image, int64 `[N]` on the CPU, compared and hashed by a digest."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels.detach().cpu()
+        self.digest = hash_tensor(self.labels)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Classes) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @dataclass(frozen=True)
@@ -66,10 +92,13 @@ class EpochSampler:
         batch_size: number of images in a batch, of all ranks together; at least `world_size`.
         seed: determines the order of all epochs; at least 0.
         shuffle: `sample` permutes all images. `batch` permutes contiguous blocks, as in the article; the blocks are the
-            same in every epoch, and a short block stays last. `none` keeps the order of the dataset.
+            same in every epoch, and a short block stays last. `none` keeps the order of the dataset. `balanced` draws
+            `size` images, equally many of each class: every image of a class as often as another, up to once. The
+            remainder goes to classes drawn for the epoch.
         drop_last: leave out a last batch shorter than `batch_size`.
         rank: the rank of this process.
         world_size: number of ranks.
+        classes: the classes of the images; required for `balanced`.
     """
 
     size: int
@@ -79,6 +108,7 @@ class EpochSampler:
     drop_last: bool = False
     rank: int = 0
     world_size: int = 1
+    classes: Classes | None = None
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -106,14 +136,11 @@ class EpochSampler:
         Raises:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
-        if self.shuffle != "sample":
+        if self.shuffle in ("batch", "none"):
             yield from self._slices(epoch, start)
             return
-        permuted = self._permuted_indices(epoch, start, device)
-        # For no samples, `split` would return one empty batch.
-        for indices in permuted.split(self.batch_size) if len(permuted) else ():
-            rows = self._rank_rows(len(indices)) or range(1)
-            yield indices[rows.start : rows.stop]
+        permuted = self._permuted_draws(epoch, start, device)
+        yield from self._rank_batches(permuted if self.shuffle == "sample" else permuted % self.size)
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Return the concatenated indices of the batches from `start` on, int64 on `device`; see `batches`.
@@ -121,15 +148,36 @@ class EpochSampler:
         Every batch but the last has `rank_batch_size` indices, since a short block stays last.
         """
         if self.shuffle == "sample" and self.world_size == 1:
-            return self._permuted_indices(epoch, start, device)
+            return self._permuted_draws(epoch, start, device)
         batches = [to_index_tensor(slice(0, 0)), *map(to_index_tensor, self.batches(epoch, start))]
         return torch.cat(batches).to(device)
 
-    def _permuted_indices(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
+    def draws(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """Return `indices`, plus `size` × k for an image that came k times before in the epoch.
+
+        Random numbers of a sample depend on its draw, so an image that `balanced` repeats gets others.
+        """
+        if self.shuffle != "balanced":
+            return self.indices(epoch, start, device)
+        draws = self._permuted_draws(epoch, start, device)
+        return torch.cat([draws[:0], *self._rank_batches(draws)])
+
+    def _rank_batches(self, permuted: Tensor) -> Iterator[Tensor]:
+        # For no samples, `split` would return one empty batch.
+        for batch in permuted.split(self.batch_size) if len(permuted) else ():
+            rows = self._rank_rows(len(batch)) or range(1)
+            yield batch[rows.start : rows.stop]
+
+    def _permuted_draws(self, epoch: int, start: int, device: torch.device | str) -> Tensor:
         self._check_start(start)
         stop = len(self) * self.batch_size  # Exceeds `size` if the last batch is short and kept; slicing clips it.
+        classes = self.classes if self.shuffle == "balanced" else None
+        # Take it before the thread starts: the next permutation evicts the one that was used the longest time ago.
+        permutation = _permutation(self.size, self.seed, epoch, classes)
+        if torch.device(device).type == "cuda":  # At the start of an epoch, the GPU would wait for the permutation.
+            Thread(target=_permutation, args=(self.size, self.seed, epoch + 1, classes), daemon=True).start()
         # Copy it: the next call returns the same cached permutation.
-        return _permutation(self.size, self.seed, epoch)[start * self.batch_size : stop].to(device, copy=True)
+        return permutation[start * self.batch_size : stop].to(device, copy=True)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:
         """Yield the contiguous batches of the orders `batch` and `none`."""
@@ -159,9 +207,29 @@ def to_index_tensor(indices: slice | Tensor) -> Tensor:
     return torch.arange(indices.start, indices.stop, device="cpu") if isinstance(indices, slice) else indices
 
 
-@lru_cache(maxsize=1)  # Loader and augmentation use the same permutation; drawing 60,000 indices takes 1.4 ms.
-def _permutation(size: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(size, generator=_generator(seed, epoch), device="cpu")
+@lru_cache(maxsize=2)  # Loader and augmentation use the same permutation; drawing 60,000 indices takes 1.4 ms.
+def _permutation(size: int, seed: int, epoch: int, classes: Classes | None) -> Tensor:
+    generator = _generator(seed, epoch)
+    shuffled = torch.randperm(size, generator=generator, device="cpu")
+    return shuffled if classes is None else _balance(shuffled, classes.labels, generator)
+
+
+def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw as many images of each class, in random order: the `draws` of an epoch, int64 `[N]`."""
+    size = len(shuffled)
+    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
+    by_class = shuffled[label[shuffled].argsort(stable=True)]
+    quota, rest = divmod(size, max(len(counts), 1))
+    quotas = torch.full_like(counts, quota)
+    quotas[torch.randperm(len(counts), generator=generator, device="cpu")[:rest]] += 1
+    classes, positions = torch.repeat_interleave(quotas), torch.arange(size, device="cpu")
+    position_in_class = positions - (quotas.cumsum(0) - quotas)[classes]
+    indices = by_class[(counts.cumsum(0) - counts)[classes] + position_in_class % counts[classes]]
+    indices = indices[torch.randperm(size, generator=generator, device="cpu")]
+    # Equal images are neighbours in a stable sort, in the order of their draws.
+    order = indices.argsort(stable=True)
+    first = torch.searchsorted(indices[order], indices)
+    return indices + size * (torch.empty_like(order).scatter_(0, order, positions) - first)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
 
 
+LAUNCH_ADVICE = "Python is no step ahead of the GPU: larger batches help, or a step without .item(), .cpu() and print"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """The result of `diagnose`. Times are in seconds per batch, each with its range over windows of batches.
@@ -38,6 +42,7 @@ class Diagnosis:
         batch_s: T, both together.
         waiting_pct: percentage of T in which the step waits for its batch.
         steps: number of steps in the measurement of T.
+        host_lead: number of steps that were queued on the GPU at the end of a window (median); None on the CPU.
         timings: the loader in use, and other ways to load the same batches.
     """
 
@@ -46,12 +51,13 @@ class Diagnosis:
     batch_s: Spread
     waiting_pct: Spread
     steps: int
+    host_lead: float | None = None
     timings: list[LoaderTiming] = field(default_factory=list)
 
     @property
     def bottleneck(self) -> Bottleneck:
         """What limits the loop."""
-        return Bottleneck.of(self.waiting_pct.median, self.steps)
+        return Bottleneck.of(self.waiting_pct.median, self.steps, self.host_lead)
 
     def __str__(self) -> str:
         lines = [
@@ -59,6 +65,7 @@ class Diagnosis:
             f"step alone (T2)     {self.step_s.format_times()} a batch",
             f"both together (T)   {self.batch_s.format_times()} a batch",
             format_bottleneck(self.bottleneck, self.waiting_pct.median, self.steps),
+            *([LAUNCH_ADVICE] if self.bottleneck is Bottleneck.LAUNCH else []),
             "",
             format_timings(self.timings),
         ]
@@ -108,12 +115,14 @@ def diagnose(
         _add_candidates(benchmark, loader, step, device)
         benchmark.run(batches, seconds)
     loading, step_alone, together, *alternatives = benchmark.candidates
+    leads = [window.host_lead for window in together.windows if window.host_lead is not None]
     diagnosis = Diagnosis(
         loading_s=Spread.of(window.later_batch_s for window in loading.windows),
         step_s=Spread.of(window.later_batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.later_batch_s for window in together.windows),
         waiting_pct=Spread.of(100 * window.later_waiting_s / window.later_batch_s for window in together.windows),
         steps=together.num_batches,
+        host_lead=median(leads) if leads else None,
         timings=make_timings([together, *alternatives], together.length),
     )
     print(diagnosis)

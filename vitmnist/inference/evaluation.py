@@ -18,13 +18,15 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
-IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "batch_size")
+IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "data.folds", "data.fold", "batch_size")
 # The keys that divide or limit a dataset, with the values that keep all images.
 UNDIVIDED = {
-    "data.holdout": "null",
-    "data.dataset.train_size": "null",
-    "data.dataset.test_size": "null",
-    "data.dataset.test_share": "0",
+    "data.holdout": None,
+    "data.folds": None,
+    "data.fold": None,
+    "data.dataset.train_size": None,
+    "data.dataset.test_size": None,
+    "data.dataset.test_share": 0,
 }
 
 
@@ -105,8 +107,8 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
     if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
         values = dotted_keys({"data": vars(data)})
         typed = {_dotted_key(override) for override in overrides}
-        if unclear := [key for key in UNDIVIDED if values.get(key) and key not in typed]:
-            undivided = " ".join(f"{key}={UNDIVIDED[key]}" for key in unclear)
+        if unclear := [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key]) and key not in typed]:
+            undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
                 f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "

@@ -38,14 +38,19 @@ class HostLoader(Loader):
 class PinnedBuffers:
     """A loader's page-locked buffers, from which the device copies asynchronously; one pool for all epochs.
 
-    A buffer is refilled only after the copy from it has finished. At most `DEPTH` copies are in flight, and each
+    A buffer is refilled only after the copy from it has finished. At most `depth` copies are in flight, and each
     calling thread fills one more buffer. A host that runs ahead of the device blocks here; it uses no more memory.
+    Steps on small batches take about a millisecond, so only many batches ahead cover a pause of the host.
     """
 
-    DEPTH = 4
+    MIN_DEPTH, MAX_DEPTH = 4, 16
+    MEMORY = 2**24
+    """The number of bytes that all buffers together may have, from `MIN_DEPTH` on."""
 
     def __init__(self, queue: DeviceQueue, tensors: tuple[Tensor, ...], batch_size: int) -> None:
         self._queue, self._tensors, self._batch_size = queue, tensors, batch_size
+        sample_bytes = sum(rows[:1].nbytes for rows in map(as_contiguous_rows, tensors))
+        self.depth = max(self.MIN_DEPTH, min(self.MAX_DEPTH, self.MEMORY // max(1, sample_bytes * batch_size)))
         # The buffers, oldest first, each with an event recorded after the copy from it.
         self._in_flight: deque[tuple[tuple[Tensor, ...], Event]] = deque()
         self._lock = threading.Lock()
@@ -53,7 +58,7 @@ class PinnedBuffers:
     def send(self, indices: slice | Tensor) -> LoadedBatch:
         """Queue a copy of the batch with these indices to the device, on the current stream."""
         with self._lock:
-            oldest = self._in_flight.popleft() if len(self._in_flight) >= self.DEPTH else None
+            oldest = self._in_flight.popleft() if len(self._in_flight) >= self.depth else None
         if oldest:
             buffers, event = oldest
             event.synchronize()

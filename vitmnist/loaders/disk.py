@@ -37,7 +37,7 @@ DEFAULT_WORKERS = 2
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row for a thread to fill."""
 BatchRequest = tuple[int, NDArray[np.int64]]
-"""The epoch and the indices of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
+"""The epoch and the `draws` of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
 
 
 @dataclass
@@ -86,7 +86,9 @@ class FileLoader(Loader):
         with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    yield map_batch_tensors(self.queue.to_device, (images, self.split.labels[indices]))
+                    labels = self.split.labels[indices]
+                    labels = labels.pin_memory() if self.queue.is_async else labels
+                    yield map_batch_tensors(self.queue.to_device, (images, labels))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         for batch_indices in self.sampler.batches(epoch, start):
@@ -133,7 +135,8 @@ class WorkerLoader(Loader):
             dataloader = self._build_dataloader()
         workers = dataloader.num_workers
         requests = cast(list[BatchRequest], dataloader.sampler)
-        requests[:] = [(epoch, to_index_tensor(indices).numpy()) for indices in self.sampler.batches(epoch, start)]
+        draws = self.sampler.draws(epoch, start).split(self.sampler.rank_batch_size)
+        requests[:] = [(epoch, batch.numpy()) for batch in draws if len(batch)]
         iterator = iter(dataloader)
         try:
             for batch in iterator:
@@ -205,9 +208,9 @@ class BatchReader(data.Dataset[Any]):
         self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
 
     def __getitem__(self, request: BatchRequest) -> object:
-        epoch, indices = request
+        epoch, draws = request
         try:
-            return self.source.read(torch.from_numpy(indices), epoch)
+            return self.source.read(torch.from_numpy(draws if self.is_seeded else draws % len(self.source)), epoch)
         except UserError as error:
             return error  # Torch would only keep the text of an exception.
 

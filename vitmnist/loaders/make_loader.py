@@ -4,9 +4,10 @@ import os
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitmnist.data.sampler import build_sampler
-from vitmnist.data.sources import Data, as_source
+from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device
@@ -26,6 +27,7 @@ def make_loader(
     step: StepFunction | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    labels: Tensor | None = None,
     **options: Any,
 ) -> Loader:
     """Build a loader by name: `for images, labels in make_loader("ram", …).epoch(0)`.
@@ -42,13 +44,15 @@ def make_loader(
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
         seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
-        shuffle: sample, batch or none; see `EpochSampler`.
+        shuffle: sample, balanced, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
         step: a function `step(batch)` that trains on a batch, with which `auto` times its candidates. It trains on a
             few dozen batches per candidate: give it a copy of the model, or load the model's weights afterwards. Random
             generators are restored.
         rank: the rank of this process. It gets a part of every batch. Default: the rank in `torch.distributed`.
         world_size: the number of ranks; required with `rank`.
+        labels: the class of each sample for `shuffle="balanced"`, int64 `[N]`; by default the labels of `data`, which a
+            map-style dataset lacks.
         options: the keys of the loader's YAML file in `conf/data/loader/`, such as `num_workers=4`. `base` of prefetch
             is a name, or a dict with `name` and options; without it `ram` for tensors, `disk` for a dataset.
 
@@ -58,9 +62,10 @@ def make_loader(
     """
     loaded = as_source(data, seed)
     rank, world_size = _ranks(rank, world_size)
-    sampler = build_sampler(
-        len(loaded), batch_size, seed=seed, shuffle=shuffle, drop_last=drop_last, rank=rank, world_size=world_size
-    )
+    if labels is None and isinstance(loaded, TensorSet):
+        labels = loaded.labels
+    order: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "labels": labels}
+    sampler = build_sampler(len(loaded), batch_size, rank=rank, world_size=world_size, **order)
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()

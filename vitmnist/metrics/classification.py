@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
@@ -31,3 +33,11 @@ def balanced_accuracy(matrix: Tensor) -> Tensor:
     """Compute the mean recall of the classes that have images."""
     images = matrix.sum(dim=1)
     return (matrix.diagonal()[images > 0] / images[images > 0]).mean()
+
+
+def compute_class_metrics(matrix: Tensor, classes: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Compute precision, recall and F1 of each class in percent; None without predictions or images of the class."""
+    correct, actual, predicted = matrix.diagonal().double(), matrix.sum(dim=1), matrix.sum(dim=0)
+    columns = {"precision": correct / predicted, "recall": correct / actual, "f1": 2 * correct / (actual + predicted)}
+    values = {name: [100 * value if isfinite(value) else None for value in columns[name].tolist()] for name in columns}
+    return {label: {name: values[name][index] for name in values} for index, label in enumerate(classes)}

@@ -38,12 +38,13 @@ class AdamOptions:
 
 @dataclass
 class SGDOptions:
-    """See `conf/optimizer/sgd.yaml`. All but `layer_decay` are arguments of `torch.optim.SGD`."""
+    """See `conf/optimizer/sgd.yaml`. The first four fields are arguments of `torch.optim.SGD`."""
 
     lr: float = config_field(0.1, above=0)
     momentum: float = config_field(0.9, at_least=0, below=1)
     nesterov: bool = False
     weight_decay: float = config_field(0.0, at_least=0)
+    decay_norms: bool = True
     layer_decay: float | None = config_field(None, above=0, at_most=1)
 
 
@@ -76,15 +77,18 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 @OPTIMIZERS.register("sgd", SGDOptions)
 def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
-    """Stochastic gradient descent with momentum; weight decay is an L2 penalty on all parameters.
+    """Stochastic gradient descent with momentum; weight decay is an L2 penalty.
+
+    Without `decay_norms`, some parameters have no weight decay; see `make_decay_groups`.
 
     Raises:
         ConfigError: `optimizer.nesterov=true` without momentum.
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
-    arguments = {name: value for name, value in vars(options).items() if name != "layer_decay"}
-    return torch.optim.SGD(model.parameters(), **arguments, fused=fused or None)
+    parameters = model.parameters() if options.decay_norms else make_decay_groups(model)
+    arguments = {name: getattr(options, name) for name in ("lr", "momentum", "nesterov", "weight_decay")}
+    return torch.optim.SGD(parameters, **arguments, fused=fused or None)
 
 
 class EMA:
@@ -110,8 +114,8 @@ class EMA:
         distances = list(torch._foreach_sub(self._weights, self._averages))
         torch._foreach_mul_(distances, 1 - decay)
         torch._foreach_add_(self._averages, distances)
-        for average, buffer in zip(self.model.buffers(), self._source.buffers(), strict=True):
-            average.copy_(buffer)
+        if buffers := list(self.model.buffers()):
+            torch._foreach_copy_(buffers, list(self._source.buffers()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights and the number of updates."""

@@ -1,9 +1,9 @@
 """The learning-rate schedules: the factor of the learning rate in each training step."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
@@ -12,18 +12,30 @@ from vitmnist.registry import GroupRegistry, NoOptions
 SCHEDULES: GroupRegistry[float] = GroupRegistry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
 
-Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs.
+Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs. If the
+options have `follows_monitor = True`, `Monitored` is a fifth argument.
 """
+Monitored: TypeAlias = Sequence[float | None]
+"""The value of `monitor` after each completed epoch: higher is better, and None was not measured."""
 
 
-def build_schedule(values: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Callable[[int], float]:
+def follows_monitor(values: Mapping[str, Any]) -> bool:
+    """Whether the factor depends on `monitor`, and the run thus needs a validation split."""
+    return getattr(SCHEDULES.resolve(values)[1], "follows_monitor", False)
+
+
+def build_schedule(
+    values: Mapping[str, Any], epochs: int, steps_per_epoch: int, monitored: Callable[[], Monitored] = list
+) -> Callable[[int], float]:
     """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
     total_steps = epochs * steps_per_epoch
 
     def factor(step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
-        return float(compute_factor(options, min(step, total_steps - 1), total_steps, steps_per_epoch))
+        step = min(step, total_steps - 1)
+        history = [monitored()[: step // steps_per_epoch]] if follows_monitor(values) else []
+        return float(compute_factor(options, step, total_steps, steps_per_epoch, *history))
 
     factor(0)  # Raise now if the options do not fit.
     return factor
@@ -44,6 +56,25 @@ class CosineOptions:
 
     warmup_epochs: float = config_field(0.0, at_least=0)
     final_factor: float = config_field(0.0, at_least=0, at_most=1)
+
+
+@dataclass
+class StepOptions:
+    """See `conf/schedule/step.yaml`."""
+
+    every_epochs: float = config_field(10.0, above=0)
+    at_epochs: list[float] | None = config_field(None, above=0)
+    factor: float = config_field(0.1, above=0, at_most=1)
+
+
+@dataclass
+class PlateauOptions:
+    """See `conf/schedule/plateau.yaml`."""
+
+    factor: float = config_field(0.1, above=0, below=1)
+    patience: int = config_field(5, at_least=1)
+    min_factor: float = config_field(0.0, at_least=0, at_most=1)
+    follows_monitor = True
 
 
 @SCHEDULES.register("constant")
@@ -83,6 +114,30 @@ def one_cycle(options: OneCycleOptions, step: int, total_steps: int, steps_per_e
     if step < warmup:
         return _cosine(options.start_factor, 1.0, step / warmup)
     return _cosine(1.0, options.end_factor, (step - warmup) / (total_steps - warmup))
+
+
+@SCHEDULES.register("step", StepOptions)
+def step_decay(options: StepOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+    """Multiply the learning rate by a factor after some epochs, as torch's `StepLR` and `MultiStepLR` do."""
+    if options.at_epochs is None:
+        return float(options.factor ** (step // (options.every_epochs * steps_per_epoch)))
+    return float(options.factor ** sum(step >= epoch * steps_per_epoch for epoch in options.at_epochs))
+
+
+@SCHEDULES.register("plateau", PlateauOptions)
+def plateau(options: PlateauOptions, step: int, total_steps: int, epoch_steps: int, monitored: Monitored) -> float:
+    """Multiply the learning rate by a factor after each `patience` epochs in a row without a new best.
+
+    As torch's `ReduceLROnPlateau`, without a threshold and with its `patience` plus 1. A missing value is no new best.
+    """
+    factor, best, waited = 1.0, -math.inf, 0
+    for value in monitored:
+        waited += 1
+        if value is not None and value > best:
+            best, waited = value, 0
+        elif waited == options.patience:
+            factor, waited = factor * options.factor, 0
+    return max(factor, options.min_factor)
 
 
 def _cosine(begin: float, end: float, progress: float) -> float:

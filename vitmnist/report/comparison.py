@@ -239,7 +239,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
-    ignored = [*keys_where(is_ignored_in_comparison), "seed", "data.holdout_seed"]
+    ignored = [*keys_where(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 
@@ -263,6 +263,9 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     dataset = run.result.dataset or {}
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
+    if folds := (dataset.get("folds_of") or {}).get("folds"):
+        # A fold can have an image more than another one.
+        sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,

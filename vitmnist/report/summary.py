@@ -3,13 +3,14 @@
 A sentence spells out the overrides of at most one configuration; the table has the others.
 """
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean, median, stdev
 
 from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
 from vitmnist.report.statistics import PairwiseComparison, format_spread
-from vitmnist.timing.table import format_seconds
+from vitmnist.timing.table import Bottleneck, format_seconds
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
@@ -18,7 +19,8 @@ NO_TIME = (
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    return [sentence for sentence in [summarize_quality(comparison), *summarize_times(comparison)] if sentence]
+    sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def format_quality(metric: MetricRow, value: float) -> str:
@@ -27,19 +29,31 @@ def format_quality(metric: MetricRow, value: float) -> str:
 
 
 def summarize_quality(comparison: Comparison) -> str:
-    """Name the configuration with the best value of the monitored metric; empty if the metric does not differ."""
+    """Name the configuration with the best value of the monitored metric; of a single one, give mean and deviation.
+
+    Empty if the metric does not differ between configurations, or was measured once.
+    """
+    metric, groups = comparison.metric, comparison.quality_by_seed
+    label, values = next(iter(groups.items()), ("", {}))
+    title = (metric.column or metric.name).removesuffix(", %")
+    mean = format_mean(metric, values.values()) if len(values) > 1 else ""
+    if mean and len(groups) == 1:
+        return f"{title[0].upper()}{title[1:]}: {mean} (mean ± standard deviation over {_count(values)})."
     if not comparison.quality_differs:
         return ""
-    metric = comparison.metric
-    label, values = next(iter(comparison.quality_by_seed.items()))
-    seeds = ""
-    if len(values) > 1:
-        low, high = format_quality(metric, min(values.values())), format_quality(metric, max(values.values()))
-        seeds = f" ({low} to {high} over {len(values)} seeds)"
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    title = (metric.column or metric.name).removesuffix(", %")
-    best = format_quality(metric, median(values.values()))
-    return f"{extreme} {title}: {label}, {best}{seeds}. {_quality_noise(comparison, label)}"
+    best = format_quality(metric, median(values.values())) + (mean and f" (mean {mean} over {_count(values)})")
+    return f"{extreme} {title}: {label}, {best}. {_quality_noise(comparison, label)}"
+
+
+def format_mean(metric: MetricRow, values: Collection[float]) -> str:
+    """Format mean and standard deviation of two or more values, such as `97.31% ± 0.42`."""
+    return f"{format_quality(metric, fmean(values))} ± {format_quality(metric, stdev(values)).rstrip('%')}"
+
+
+def _count(values: Mapping[str, float]) -> str:
+    """Count the values by seed, as `5 folds` or `3 seeds`."""
+    return f"{len(values)} {'folds' if all('data.fold=' in seed for seed in values) else 'seeds'}"
 
 
 def _quality_noise(comparison: Comparison, best: str) -> str:
@@ -53,8 +67,8 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying if lead.low is not None]
     if len(lowest) < len(leads):
-        seeds = len(groups[best])
-        return f"{f'{seeds} seeds do' if seeds > 1 else 'One seed does'} not show the noise; set seed=1,2,3 or more."
+        seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
+        return f"{seeds} not show the noise; set seed=1,2,3 or more."
     if within_noise := sum(low <= 0 for low in lowest):
         return f"Within noise of it: {within_noise} of {len(lowest)} others."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
@@ -76,6 +90,18 @@ def summarize_times(comparison: Comparison) -> list[str]:
     within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
     noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
     return [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
+
+
+def summarize_launches(comparison: Comparison) -> str:
+    """Say how many configurations are launch-bound, and what helps; empty if none is."""
+    results = [row.runs[-1].result for row in comparison.timed_rows]
+    limits = [(result, find_bottleneck(result)) for result in results]
+    bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
+    if not bound:
+        return ""
+    eager = [result for result in bound if not has_graph(result)]
+    advice = advise_on_launches((eager or bound)[0])
+    return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:

@@ -16,7 +16,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
 from vitmnist.report.plots import draw_chart
 from vitmnist.report.statistics import format_spread
-from vitmnist.report.summary import format_quality, summarize_comparison
+from vitmnist.report.summary import format_mean, summarize_comparison
 from vitmnist.runtime.files import encode_csv, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
@@ -32,8 +32,8 @@ An epoch is a training pass and the evaluation after it; a run counts with the m
 started or resumed, without the first of them. × fastest: geometric mean of the ratios to the row with the lowest
 median, over the rounds that both have, with 95% intervals that hold for all pairs at once; a difference lies outside
 0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Quality: after the best epoch if there is
-a validation split, else after the last one; median over the seeds. Memory: peak resident memory (host), peak tensor
-memory (GPU).
+a validation split, else after the last one; median over the seeds or folds, with mean ± standard deviation. Memory:
+peak resident memory (host), peak tensor memory (GPU).
 """
 
 
@@ -106,9 +106,8 @@ def _cells(comparison: Comparison, row: ReportRow) -> dict[str, str]:
     cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
     cells["over seeds"] = EMPTY_CELL
-    if (quality := row.quality(metric.name)) and quality.n > 1:
-        low, high = (format_quality(metric, bound).rstrip("%") for bound in (quality.low, quality.high))
-        cells["over seeds"] = f"{low}–{high}, n={quality.n}"
+    if len(values := row.quality_by_seed(metric.name).values()) > 1:
+        cells["over seeds"] = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}"
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
     for name, column in build_epoch_table().items():
         if column.column:

@@ -29,6 +29,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if not re.fullmatch(r"auto|cpu|cuda(:[1-9]?\d)?", name):
         raise ConfigError(f"device={name}: unknown device; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
+    is_confined = world.size > 1 and name != "cpu" and _has_own_gpu(world, count if is_available else 0)
     is_auto = name == "auto"
     if is_auto:
         if count and not is_available:
@@ -40,7 +41,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     if world.size > 1:
         if device.index is not None:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
-        device = torch.device("cuda", world.local_rank)
+        device = torch.device("cuda", 0 if is_confined else world.local_rank)
     if not is_available:
         raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
     if device.index is None:
@@ -62,6 +63,12 @@ def refuse_mps(name: str) -> None:
     """Raise `ConfigError` for the GPU of a Mac."""
     if name.startswith("mps"):
         raise ConfigError("mps is not supported yet: float64 and measured times are missing there; type device=cpu")
+
+
+def _has_own_gpu(world: World, count: int) -> bool:
+    """Whether each rank sees a single GPU, and no other rank sees it, as where Slurm confines each task to a GPU."""
+    ranks = world.all_gather_object([str(torch.cuda.get_device_properties(index).uuid) for index in range(count)])
+    return all(len(uuids) == 1 for uuids in ranks) and len({uuids[0] for uuids in ranks}) == world.size
 
 
 def _missing_kernels(device: torch.device) -> str | None:

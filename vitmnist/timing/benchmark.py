@@ -22,6 +22,10 @@ NUM_WINDOWS = 5
 """The number of timed windows of a candidate. Their range is the noise."""
 WARM_UP_BATCHES = 2
 """The number of batches in the first window, which is discarded: it includes compilation and page faults."""
+MIN_GPU_WINDOW_S = 0.05
+"""The least duration of a window on a GPU (s). A shorter one mostly shows how the queue of the GPU fills."""
+GPU_WARM_UP_S = 0.5
+"""The time for which a GPU computes before it is timed (s), because an idle GPU lowers its clocks."""
 CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[[Any], object]
@@ -35,12 +39,14 @@ class TimedWindow:
     Args:
         first_s: time until the end of the first step, with `first_waiting_s` of waiting.
         later_batch_s: mean time of each later batch with its step, with `later_waiting_s` of waiting.
+        host_lead: number of steps that were queued on a GPU at the end; None on the CPU.
     """
 
     first_s: float
     first_waiting_s: float
     later_batch_s: float
     later_waiting_s: float
+    host_lead: float | None = None
 
     def epoch_s(self, batches: float) -> float:
         """Return the seconds of an epoch of `batches` batches."""
@@ -134,7 +140,8 @@ class LoaderCandidate:
             return None
         later_batches = batches[1 + ahead :] or batches[1:] or batches  # The epoch can be shorter.
         waiting_s, step_s = map(fmean, zip(*later_batches, strict=True))
-        return TimedWindow(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s)
+        host_lead = timer.host_lead_s / (waiting_s + step_s) if self.device.type == "cuda" else None
+        return TimedWindow(sum(batches[0]), batches[0][0], waiting_s + step_s, waiting_s, host_lead)
 
 
 class Benchmark(ExitStack):
@@ -163,8 +170,9 @@ class Benchmark(ExitStack):
         Args:
             batches: number of batches of each candidate; fewer if all candidates would take more than `seconds`.
         """
-        deadline = time.perf_counter() + seconds
         live = [candidate for candidate in self.candidates if not candidate.error]
+        self._warm_up_gpu(live, ceil(batches / NUM_WINDOWS))
+        deadline = time.perf_counter() + seconds
         first_batches_s = sum(candidate.warm_up.first_s for candidate in live if candidate.warm_up)
         batches_s = sum(candidate.warm_up.later_batch_s for candidate in live if candidate.warm_up)
         affordable = int((seconds / NUM_WINDOWS - first_batches_s) / batches_s) if batches_s else batches
@@ -174,6 +182,19 @@ class Benchmark(ExitStack):
             if index and time.perf_counter() > deadline:  # The first batch of each window can take long.
                 break
             for candidate in candidates:
+                window, least = candidate.warm_up, size
+                if window and candidate.device.type == "cuda":
+                    least = ceil(MIN_GPU_WINDOW_S / window.later_batch_s)
+                candidate.time_window(max(size, least))
+
+    @staticmethod
+    def _warm_up_gpu(candidates: Sequence[LoaderCandidate], size: int) -> None:
+        """Raise the clocks of a GPU, and time the first windows again, which no longer include compilation."""
+        on_gpu = [candidate for candidate in candidates if candidate.device.type == "cuda"]
+        started = time.perf_counter()
+        while on_gpu and time.perf_counter() - started < GPU_WARM_UP_S:
+            for candidate in on_gpu:
+                candidate.warm_up = None
                 candidate.time_window(size)
 
 

@@ -20,17 +20,21 @@ BATCH_IMAGES = 64
 """The largest number of training images to draw."""
 MISTAKES = 16
 """The largest number of mistakes to draw."""
-TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 50, 10
+TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 64, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
+LABELLED_CLASSES, CELL, MARGIN, FONT_SIZE = 30, 44, 130, 14
+"""The layout of a confusion matrix: up to how many classes it has text, and sizes in pixels."""
 
 
 def draw_epoch_images(
     dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
 ) -> dict[str, Image.Image]:
-    """Draw inputs of an epoch and, if there are any, the worst mistakes after it. Returns images by name."""
+    """Draw inputs of an epoch, the confusion matrix and any worst mistakes after it. Returns images by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
+    classes = dataset.eval_split.classes
+    images["confusion_matrix"] = draw_confusion(predictions.confusion_matrix(len(classes)), classes)
     if mistakes := draw_worst_mistakes(dataset.eval_split, predictions):
         images["worst_mistakes"] = mistakes
     return images
@@ -66,13 +70,42 @@ def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image |
     return _draw_grid(tiles, columns=4, gap=GAP, background="white") if tiles else None
 
 
+def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
+    """Draw a confusion matrix, int64 `[classes, classes]`: a row for each true class, a column for each prediction.
+
+    A cell is darker the larger its share of the row. With up to `LABELLED_CLASSES`, it also has its count.
+    """
+    size, has_text = len(classes), len(classes) <= LABELLED_CLASSES
+    shares = matrix / matrix.sum(dim=1, keepdim=True).clamp(min=1)
+    pixels = torch.stack([255 - shares * (255 - channel) for channel in (8, 81, 156)]).round().byte()
+    side = size * (CELL if has_text else math.ceil(640 / size))
+    cells = _to_image(pixels).resize((side, side), Image.Resampling.NEAREST)
+    if not has_text:
+        return cells
+    picture = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
+    rows, columns = (Image.new("RGB", (MARGIN, side), "white") for _ in range(2))
+    pen = ImageDraw.Draw(cells)
+    for row, column in matrix.nonzero().tolist():
+        center, color = ((column + 0.5) * CELL, (row + 0.5) * CELL), "white" if shares[row, column] > 0.5 else "black"
+        pen.text(center, str(int(matrix[row, column])), color, anchor="mm", font_size=FONT_SIZE - 2)
+    for index, name in enumerate(classes):
+        text = escape_unprintable(name)[:15]
+        for strip, x, anchor in ((rows, MARGIN - 6, "rm"), (columns, 6, "lm")):
+            ImageDraw.Draw(strip).text((x, (index + 0.5) * CELL), text, "black", anchor=anchor, font_size=FONT_SIZE)
+    picture.paste(cells, (MARGIN, MARGIN))
+    picture.paste(rows, (0, MARGIN))
+    picture.paste(columns.transpose(Image.Transpose.ROTATE_90), (MARGIN, 0))
+    ImageDraw.Draw(picture).text((9, 9), "rows: true\ncolumns: predicted", "gray", font_size=FONT_SIZE - 2)
+    return picture
+
+
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
-    """Format the file name or index, the true class, and the predicted class with its probability, in three lines."""
+    """Format the file name or index, the true class, and the predicted class and its probability, in four lines."""
     name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]
     confidence = 100 * float(predictions.confidence[index])
-    lines = (name, f"true: {actual}", f"{confidence:.1f}% {predicted}")
+    lines = (name, f"true: {actual}", f"predicted: {predicted}", f"confidence: {confidence:.1f}%")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 

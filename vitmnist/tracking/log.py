@@ -7,11 +7,14 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S, MetricRow
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor
+from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 from vitmnist.tracking.result import Result
+from vitmnist.training.fine_tuning import log_expected_input
+from vitmnist.training.setup import find_pretrained
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -40,6 +43,9 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
+    if pretrained := find_pretrained(config):
+        size = step.preprocess.input_size or dataset.train.images.shape[2:]
+        log_expected_input(pretrained.architecture, step.model, size, dataset.train)
     if compile_s := step.compile_s:
         action = "compilation" if step.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
@@ -70,31 +76,15 @@ def log_test(test: Mapping[str, Any], best: int | None) -> None:
     log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], weights)
 
 
-def log_bottleneck(result: Result, batches: int) -> None:
-    """Log the bottleneck of training, with advice if there is any. `batches` is the number of steps in an epoch."""
-    waiting_pct = summarize(result.epochs, DATA_WAIT_PCT)
-    if waiting_pct is None:
+def log_bottleneck(result: Result) -> None:
+    """Log the bottleneck of training, with advice if there is any."""
+    if not (limit := find_bottleneck(result)):
         return
-    steps = len(epochs_since_last_start(result.epochs)) * batches
-    has_graph = bool((result.trainer or {}).get("graph"))
-    bottleneck = Bottleneck.of(waiting_pct, steps, _host_lead(result, batches, has_graph))
+    bottleneck, waiting_pct, steps = limit
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     advice = ""
     if bottleneck is Bottleneck.LAUNCH:
-        advice = "; a larger batch_size helps" if has_graph else "; trainer=fast or a larger batch_size helps"
+        advice = f"; {advise_on_launches(result)}"
     elif result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED):
         advice = "; data/loader=auto measures which loader helps"
     log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)
-
-
-def _host_lead(result: Result, batches: int, has_graph: bool) -> float | None:
-    """Return the number of steps queued when an epoch ended; None without a GPU, or if a short last batch hides it."""
-    lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
-    if lead_s is None or not train_s or not str(result.device).startswith("cuda"):
-        return None
-    if has_graph and result.config and result.dataset:
-        # A short last batch runs eagerly, and while Python launches it, the GPU catches up.
-        short = result.dataset["train_size"] % result.config["batch_size"]
-        if short and not result.config["data"]["drop_last"]:
-            return None
-    return lead_s / (train_s / batches)

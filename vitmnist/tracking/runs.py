@@ -40,9 +40,11 @@ class Run:
 
     @property
     def seeds(self) -> str:
-        """The seed, and the seed of a hold-out, as overrides; runs with equal seeds have the same quality."""
-        keys = ["seed", "data.holdout_seed"] if self.config.get("data.holdout") else ["seed"]
-        return " ".join(f"{key}={self.config.get(key)}" for key in keys)
+        """The seed, the seed of a hold-out and the fold, as overrides; runs with equal values have the same quality."""
+        values = {key: self.config.get(key) for key in ("seed", "data.holdout_seed", "data.fold")}
+        if not (self.config.get("data.holdout") or self.config.get("data.folds")):
+            del values["data.holdout_seed"]
+        return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
 
     @property
     def is_timed(self) -> bool:

@@ -21,6 +21,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, f
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import TorchvisionOptions
+from vitmnist.optim.schedules import follows_monitor
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
@@ -64,9 +65,10 @@ def read_dataset(config: Config, world: World) -> Dataset:
         dataset = dataset.limited(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
-    if config.patience and dataset.validation is None:
+    key = f"patience={config.patience}" if config.patience else "schedule=plateau"
+    if (config.patience or follows_monitor(config.schedule)) and dataset.validation is None:
         raise ConfigError(
-            f"patience={config.patience}: needs a validation split, or the test split would choose the epoch; set "
+            f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]

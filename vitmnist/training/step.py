@@ -63,6 +63,7 @@ class TrainStep:
         """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0
         """The number of steps since the beginning of the run."""
+        self._parameters = list(self.model.parameters())  # Walking the modules in each step would take 0.1 ms.
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
@@ -116,7 +117,7 @@ class TrainStep:
         self._unscale_gradients()
         before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         if self.ema:
@@ -126,7 +127,8 @@ class TrainStep:
 
     def forward_backward(self, batch: Batch) -> Sums:
         """Compute the gradient of the loss, averaged over the global batch. Returns the same sums as `__call__`."""
-        self.model.zero_grad()
+        for parameter in self._parameters:
+            parameter.grad = None
         sums: Sums = {}
         microbatches = self.runner.microbatches(batch)
         for micro in microbatches:
@@ -144,7 +146,7 @@ class TrainStep:
     def _unscale_gradients(self) -> None:
         if self._scaler.is_enabled():
             self._scaler.unscale_(self.optimizer)
-            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
             self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
 
     def pop_skipped_steps(self) -> int:

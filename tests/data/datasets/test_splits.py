@@ -179,15 +179,15 @@ def test_tables_of_other_programs_are_read(divided: Path, caplog: pytest.LogCapt
     rows = [row.replace(".png", "").replace(DECOMPOSED, COMPOSED) for row in table(divided)[1:]]
     rows = [str(divided / row) + ",3" if row.startswith("train/dog") else f"{row},3" for row in rows]
     rows = [" , ".join(row.split(",")) for row in rows[::2]] + rows[1::2]  # blanks around values are ignored
-    labels.write_text("\n".join(["image_id, target ,split,fold,,", *rows]))
+    labels.write_text("\n".join(["image_id, target ,split,part,,", *rows]))
     columns = {"file": "image_id", "label": "target"}
     assert_as_drawn(load(divided, labels=str(labels), columns=columns, suffix=".png"), divided)
-    assert "labels.csv: columns that are not used: 'fold'" in caplog.text
+    assert "labels.csv: columns that are not used: 'part'" in caplog.text
     labels.write_text(labels.read_text() + f"\ntrain/cat/{DECOMPOSED},cat,train,3")
     with pytest.raises(DataError, match=r"is in line \d+ already"):
         load(divided, labels=str(labels), columns=columns, suffix=".png")
-    with pytest.raises(DataError, match="has no column part, only image_id"):
-        load(divided, labels=str(labels), columns={**columns, "split": "part"})
+    with pytest.raises(DataError, match="has no column other, only image_id"):
+        load(divided, labels=str(labels), columns={**columns, "split": "other"})
     with pytest.raises(ConfigError, match=r"columns\.lable: there is no such key"):
         load(divided, labels=str(labels), columns={"lable": "target"})
 

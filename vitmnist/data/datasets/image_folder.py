@@ -93,14 +93,17 @@ class DecodingOptions(SizeOptions):
         return ImageReader(self.height_and_width, self.mode, self.resize, self.draft, self.max_16_bit, values)
 
     def resolve_auto(self) -> dict[str, Any]:
-        """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, otherwise grey."""
+        """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, else grey."""
         if self.mode != ColorMode.auto:
             return {}
         folder = expand_home(self.path)
         read, paths = self.list_images(folder)
-        files = sort_by_hash([(path, "") for path in paths], folder)[:PROBED_IMAGES]
-        has_colors = any(_has_colors(read, path) for path, _ in files)
-        return {"mode": (ColorMode.rgb if has_colors else ColorMode.grey).value}
+        for path, _ in sort_by_hash([(path, "") for path in paths], folder)[:PROBED_IMAGES]:
+            with suppress(DataError):  # It is reported when all images are decoded.
+                pixels = np.asarray(read(path))
+                if (pixels != pixels[:, :, :1]).any():
+                    return {"mode": "rgb"}
+        return {"mode": "grey"}
 
     def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
         """Return the paths of all images below `folder`, and a function that reads them."""
@@ -116,7 +119,9 @@ class ImageFolderOptions(DecodingOptions):
     suffix: str = config_field("", may_change=True)
 
     def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
-        return self.reader, [path for path in list_files(folder) if path.name.lower().endswith(EXTENSIONS)]
+        files = list_files(folder)
+        images = [path for path in files if path.name.lower().endswith(EXTENSIONS)]
+        return self.reader, images or files  # A table can name files of any ending.
 
 
 @DATASETS.register("image_folder", ImageFolderOptions)
@@ -130,12 +135,14 @@ def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
     options, folder = replace(options, **options.resolve_auto()), expand_home(options.path).absolute()
     if not folder.is_dir():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such folder; it must hold a folder per class")
+    folds: Mapping[str, int] | None = None
     if options.labels:
         source = expand_home(options.labels)
-        classified = read_label_table(source, options.columns, options.suffix, folder, options.skip_unreadable)
+        skip = options.skip_unreadable
+        classified, folds = read_label_table(source, options.columns, options.suffix, folder, skip)
     else:
         source, classified = folder, list_splits(folder)
-    return decode_dataset(options, root, folder, source, classified, options.reader)
+    return replace(decode_dataset(options, root, folder, source, classified, options.reader), folds=folds)
 
 
 def decode_dataset(
@@ -180,13 +187,6 @@ def decode_dataset(
     _log_problems(folder, metadata)
     splits = _make_splits(decoder, images, labels, classes, metadata)
     return Dataset(folder.resolve().name, **splits, skipped=len(metadata["unreadable"]))
-
-
-def _has_colors(read: FileReader, path: Path) -> bool:
-    with suppress(DataError):  # It is reported when all images are decoded.
-        pixels = np.asarray(read(path))
-        return bool((pixels != pixels[:, :, :1]).any())
-    return False
 
 
 def _make_splits(

@@ -38,7 +38,10 @@ class Logger(AbstractContextManager["Logger"]):
 
 def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, by tag."""
-    return {metric.tag: record[name] for name, metric in build_epoch_table().items() if record.get(name) is not None}
+    values = {metric.tag: record.get(name) for name, metric in build_epoch_table().items()}
+    for label, metrics in record.get("classes", {}).items():
+        values |= {f"eval_{name}/{label}": value for name, value in metrics.items()}
+    return {tag: value for tag, value in values.items() if value is not None}
 
 
 def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:

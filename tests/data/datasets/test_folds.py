@@ -1,0 +1,93 @@
+"""Folds of the training images: each image is held out once, and a sweep over the folds ends in one answer."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import Printed, result_of
+from tests.data.datasets.test_image_folder import draw
+from vitmnist.config.schema import DataConfig
+from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize, load_dataset
+from vitmnist.errors import ConfigError, DataError
+
+
+def divide(dataset: Dataset, **values: Any) -> Dataset:
+    keys: dict[str, Any] = {"holdout": None, "holdout_seed": 0, "normalize": "dataset"}
+    return hold_out_and_normalize(dataset, DataConfig(**keys | values))
+
+
+def as_set(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_each_image_is_in_one_fold_and_each_class_in_all(tiny: Dataset) -> None:
+    labels = torch.tensor([0] * 12 + [1] * 6 + [2] * 5)
+    tiny = replace(tiny, train=replace(tiny.train, labels=labels))
+    parts = [divide(tiny, folds=4, fold=fold) for fold in range(4)]
+    for part in parts:
+        assert as_set(part.train.images) | as_set(part.validation.images) == as_set(tiny.train.images)
+        assert part.train.mean == part.validation.mean != tiny.train.mean
+        assert part.undivided_checksums == {"folds": 4, **tiny.sha256}
+    assert set.union(*(as_set(part.validation.images) for part in parts)) == as_set(tiny.train.images)
+    assert sorted(len(part.validation) for part in parts) == [5, 6, 6, 6]
+    counts = torch.stack([part.validation.labels.bincount(minlength=3) for part in parts])
+    assert (counts.amax(0) - counts.amin(0)).tolist() == [0, 1, 1]
+    assert divide(tiny, folds=4, fold=0).sha256 == parts[0].sha256
+    assert divide(tiny, folds=4, fold=0, holdout_seed=1).sha256 != parts[0].sha256
+
+
+def test_a_table_has_the_folds(tmp_path: Path) -> None:
+    folds = ["1", "2.0", "1", "", "2", "1"]
+    rows = [f"{label}/{index}.png,{label},{fold}" for label in ("cat", "dog") for index, fold in enumerate(folds)]
+    for number, row in enumerate(rows):
+        draw(tmp_path / row.split(",")[0], number)
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["file,label,fold", *rows]))
+
+    def load(**options: Any) -> Dataset:
+        options = {"path": str(tmp_path), "labels": str(table), "test_share": 0, **options}
+        return load_dataset("image_folder", root=str(tmp_path / "cache"), **options)
+
+    part = divide(load(), fold=2)
+    assert sorted(part.validation.files.names) == ["cat/1.png", "cat/4.png", "dog/1.png", "dog/4.png"]
+    assert len(part.train) == 8
+    with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
+        divide(load(), fold=0)
+    with pytest.raises(ConfigError, match="both of two ways to make folds"):
+        divide(load(), folds=2, fold=0)
+    assert len(divide(load(columns={"fold": None}), folds=2, fold=0).validation) == 6
+    with pytest.raises(DataError, match="has no column part"):
+        load(columns={"fold": "part"})
+    table.write_text(table.read_text().replace(",2.0", ",b"))
+    with pytest.raises(DataError, match=r"labels\.csv:3: fold=b: must be a whole number"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
+        ({"folds": 3}, "data.folds=3 data.fold=None: data.fold must be one of 0, 1, 2; -m trains several"),
+        ({"fold": 0}, "neither of two ways to make folds; choose data.folds=5"),
+        ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
+    ],
+)
+def test_folds_that_cannot_be_made_are_refused(values: dict[str, Any], message: str, tiny: Dataset) -> None:
+    with pytest.raises(ConfigError, match=message):
+        divide(tiny, **values)
+    with pytest.raises(ConfigError, match="has a validation split of 7 images"):
+        divide(replace(tiny, validation=tiny.test), folds=3, fold=0)
+
+
+def test_a_sweep_over_folds_ends_in_mean_and_deviation(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
+    printed = succeed("-m", *quick, "data.folds=3", "data.fold=range(3)", "epochs=1", "hydra.sweep.dir=here")
+    runs = [result_of(folder) for folder in sorted((tmp_path / "here").glob("[0-2]-*"))]
+    assert [run["config"]["data"]["fold"] for run in runs] == [0, 1, 2]
+    assert len({run["dataset"]["sha256"]["validation_images"] for run in runs}) == 3
+    assert len({run["dataset"]["validation_size"] for run in runs}) == 2
+    mean = sum(run["epochs"][-1]["eval_acc"] for run in runs) / 3
+    assert f"Accuracy: {mean:.2f}% ± " in printed
+    assert "(mean ± standard deviation over 3 folds)." in printed
