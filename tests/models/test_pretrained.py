@@ -1,114 +1,178 @@
-"""Models of torchvision and timm by name: their weights fit other classes, sizes and channels, and are needed once."""
+"""Models of torchvision and timm: their weights are fitted to images and classes, read once, and never needed again."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-import timm
 import torch
 import torchvision
+from PIL import Image
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
-from tests.conftest import Printed, weights
+from tests.conftest import Printed, Train, assert_same_run, weights
 from tests.models.test_models import VIT
+from vitmnist import load_model
 from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.config.compose import compose
+from vitmnist.cli.export import main as export_main
+from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
-from vitmnist.models.pretrained import TorchvisionOptions
+from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.models.pretrained import fit_weights
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.training.fine_tuning import find_layers, load_pretrained_weights, scale_learning_rates
 
-RESNET = ["model=torchvision", "model.architecture=resnet18"]
+timm = pytest.importorskip("timm")
+SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}
 
 
-def make(library: str, architecture: str, shape: tuple[int, int, int], **options: object) -> nn.Module:
-    values = MODELS.with_defaults({"name": library, "architecture": architecture, **options})
-    return MODELS.build(values, shape, 7).eval()
+def build(library: str, architecture: str, shape: tuple[int, int, int], classes: int = 1000) -> Any:
+    return MODELS.build(MODELS.with_defaults({"name": library, "architecture": architecture}), shape, classes).eval()
+
+
+@pytest.mark.parametrize("library", SMALL)
+def test_a_run_reads_the_weights_once_and_a_stopped_one_ends_as_an_uninterrupted_one(
+    library: str, quick: list[str], tmp_path: Path, succeed: Printed, output_of: Printed, train_here: Train
+) -> None:
+    state = build(library, SMALL[library], (3, 28, 28)).state_dict()
+    save_file(state, tmp_path / "weights.safetensors")
+    model = [f"model={library}", f"model.architecture={SMALL[library]}", "model.weights=weights.safetensors"]
+    typed = [*quick, *model, "optimizer=adamw", "optimizer.layer_decay=0.75", "ema_decay=0.9"]
+    output = succeed(*typed, "hydra.run.dir=whole")
+    assert f"started from {len(state) - 2} of {len(state)} weights of model.weights" in output
+    assert re.search(rf"weights of {SMALL[library]} expect images of \d+×\d+ .* with mean \[0.*normalize\)", output)
+    assert train_here(*typed, "max_minutes=0", "hydra.run.dir=cut").returncode == 75
+    (tmp_path / "weights.safetensors").unlink()
+    succeed("resume=cut", "max_minutes=null")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    Image.new("L", (28, 28)).save(tmp_path / "black.png")
+    for program, *arguments in (
+        (evaluate_main, "cut"),
+        (predict_main, "cut", "black.png"),
+        (export_main, "cut", "--format", "torch"),
+    ):
+        output_of(program, *arguments)
+    loaded = load_model(tmp_path / "cut", weights="final").module.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in weights(tmp_path / "cut").items())
 
 
 @pytest.mark.parametrize(
-    ("library", "architecture", "size", "layers"),
-    [
-        ("torchvision", "resnet18", 64, 6),
-        ("torchvision", "vit_b_16", 64, 14),
-        ("torchvision", "vgg11", 64, 0),
-        ("timm", "vit_tiny_patch16_224", 64, 14),
-        ("timm", "resnet18", 64, 10),
-    ],
+    ("library", "architecture"), [*SMALL.items(), ("torchvision", "mobilenet_v3_small"), ("timm", "test_vit")]
 )
-def test_weights_fit_other_classes_sizes_and_channels(library: str, architecture: str, size: int, layers: int) -> None:
-    """For a grey image, the first convolution gives what it gives for the same image in colour."""
-    build = torchvision.models.get_model if library == "torchvision" else timm.create_model
-    state = build(architecture).state_dict()
-    grey, colour = (make(library, architecture, (channels, size, size)) for channels in (1, 3))
-    for model in (grey, colour):
-        load_pretrained_weights(model, dict(state), [], classes=7)
-    images = torch.randn(2, 1, size, size)
-    stems = [next(module for module in model.modules() if isinstance(module, nn.Conv2d)) for model in (grey, colour)]
-    torch.testing.assert_close(stems[0](images), stems[1](images.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-4)
-    assert colour(images.expand(-1, 3, -1, -1)).shape == (2, 7)
-    kept = [name for name, value in colour.state_dict().items() if value.shape == state[name].shape]
-    assert all(torch.equal(colour.state_dict()[name], state[name]) for name in kept)
-    assert len(state) - len(kept) <= 3  # The weight and bias of the head, and the positions of a ViT.
-    assert len(set(find_layers(colour).values())) == layers
+def test_a_grey_image_gives_the_same_logits_and_only_a_head_of_other_classes_keeps_its_values(
+    library: str, architecture: str
+) -> None:
+    source = build(library, architecture, (3, 160, 160))
+    images = torch.randn(2, 1, 160, 160)
+    for channels in (1, 2):
+        model = build(library, architecture, (channels, 160, 160))
+        load_pretrained_weights(model, source.state_dict(), [], 1000)
+        expected = source(images.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(model(images.expand(-1, channels, -1, -1)), expected, rtol=1e-3, atol=1e-3)
+    model = build(library, architecture, (3, 160, 160), classes=10)
+    fitted, head = fit_weights(source.state_dict(), model, 10)
+    assert [len(model.state_dict()[name]) for name in head] == [10, 10]
+    wrong = {name: value for name, value in fitted.items() if name != next(iter(fitted))}
+    with pytest.raises(ConfigError, match=r"model\.weights: the weights do not fit this model: .*missing in model\.w"):
+        load_pretrained_weights(model, wrong, [], 10)
 
 
-def test_layer_decay_shrinks_the_learning_rate_from_the_head_to_the_input() -> None:
-    model = MODELS.build(VIT, (1, 28, 28), 10)
-    values = OPTIMIZERS.with_defaults({"name": "adamw", "lr": 1.0, "layer_decay": 0.5})
-    optimizer = OPTIMIZERS.build(values, model, False)
-    scale_learning_rates(optimizer, model, {"head.0.*": 0.1}, 0.5)
+def test_position_embeddings_are_resized() -> None:
+    small, large = (torchvision.models.VisionTransformer(size, 16, 1, 2, 8, 8) for size in (32, 64))
+    load_pretrained_weights(small, large.state_dict(), [], 1000)
+    assert torch.equal(small.conv_proj.weight, large.conv_proj.weight)
+    load_pretrained_weights(
+        build("timm", "test_vit", (1, 32, 32), 5), build("timm", "test_vit", (3, 160, 160)).state_dict(), [], 5
+    )
+
+
+def learning_rates(model: nn.Module, **factors: float) -> dict[str, float]:
+    optimizer = OPTIMIZERS.build(OPTIMIZERS.with_defaults({"name": "adamw", "lr": 1.0}), model, False)
+    scale_learning_rates(optimizer, model, factors, layer_decay=0.5)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    rates = {names[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
-    assert rates["head.2.weight"] == 1.0
-    assert rates["head.0.weight"] == pytest.approx(0.1)
-    for block in range(6):
-        assert rates[f"blocks.{block}.mlp.1.weight"] == 0.5 ** (6 - block)
-    assert rates["embed.weight"] == rates["positions"] == 0.5**7
-    with pytest.raises(ConfigError, match=r"optimizer\.layer_decay=0\.5: the model has no ordered blocks"):
-        scale_learning_rates(optimizer, nn.Linear(2, 2), {}, 0.5)
+    return {names[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def test_a_run_starts_from_a_file_of_torchvision_and_never_needs_it_again(
-    quick: list[str], tmp_path: Path, succeed: Printed, output_of: Printed
-) -> None:
-    state = torchvision.models.resnet18().state_dict()
-    save_file(state, tmp_path / "resnet18.safetensors")
-    typed = [word for word in quick if not word.startswith("model")] + RESNET
-    output = succeed(*typed, "model.weights=resnet18.safetensors", "optimizer.lr=1e-30", "hydra.run.dir=run")
-    assert "weights of resnet18 expect images of 224×224 (data.dataset.size) with mean [0.485, 0.456, 0.406]" in output
-    trained = weights(tmp_path / "run")
-    assert torch.allclose(trained["layer4.1.conv2.weight"], state["layer4.1.conv2.weight"])
-    assert trained["fc.weight"].shape == (10, 512)
-    (tmp_path / "resnet18.safetensors").unlink()
-    succeed("resume=run", "epochs=3")
-    output_of(evaluate_main, "run")
+def test_learning_rates_fall_from_the_head_to_the_input() -> None:
+    rates = learning_rates(MODELS.build({**VIT, "depth": 2}, (1, 28, 28), 10), **{"head.*": 0.1})
+    expected = {"class_token": 1 / 8, "embed.bias": 1 / 8, "blocks.0.mlp.1.bias": 1 / 4, "blocks.1.mlp.1.bias": 1 / 2}
+    assert expected.items() <= rates.items()
+    assert rates["head.0.bias"] == 0.1
+    rates = learning_rates(build("torchvision", "resnet18", (1, 32, 32), 10))
+    names = ["fc.weight", "layer4.0.bn1.bias", "layer4.1.bn1.bias", "layer1.0.bn1.bias", "bn1.bias"]
+    assert [rates[name] for name in names] == [1, 1 / 2, 1 / 2, 1 / 16, 1 / 32]
+    rates = learning_rates(build("timm", "test_vit", (1, 32, 32), 10))
+    assert [rates[name] for name in ("head.bias", "norm.bias", "blocks.0.norm1.bias", "cls_token")] == [
+        1, 1 / 2, 2**-6, 2**-7
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("architecture", "layers"),
+    {"vit_b_32": 14, "swin_v2_t": 10, "convnext_tiny": 10, "efficientnet_b0": 11, "maxvit_t": 6, "vgg11_bn": 0}.items(),
+)
+def test_blocks_of_torchvision_are_in_order(architecture: str, layers: int) -> None:
+    with torch.device("meta"):
+        found = [*find_layers(build("torchvision", architecture, (3, 224, 224))).values()]
+    assert found == sorted(found)
+    assert max(found, default=-1) + 1 == layers
+
+
+def test_default_weights_come_from_the_cache_and_downloads_are_checked(
+    quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "shufflenet-00000000.pth"
+    torch.save(build("torchvision", SMALL["torchvision"], (3, 28, 28)).state_dict(), source)
+    default = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    typed = [*quick, "model=torchvision", f"model.architecture={SMALL['torchvision']}", "model.weights=default"]
+    monkeypatch.setattr(default.value, "url", source.as_uri())
+    assert 'invalid hash value (expected "00000000"' in refuse(*typed)
+    monkeypatch.setattr(default.value, "url", "http://127.0.0.1:9/shufflenet-00000000.pth")
+    assert "to read weights from a file instead, set model.weights=FILE" in refuse(*typed)
+    source.rename(tmp_path / "cache" / "hub" / "checkpoints" / source.name)
+    assert "weights of model.weights" in succeed(*typed, "epochs=1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
     [
-        (["model.architecture=resnet19"], "model.architecture=resnet19: did you mean 'resnet18'"),
-        (["model.weights=none.pt"], "model.weights=none.pt: there is no such folder of a run"),
-        (["model.weights=a.pt", "init=b.pt"], "init and model.weights both name initial weights"),
-        (["model.architecture=vit_b_16"], "model=torchvision vit_b_16: fails on images [1, 28, 28]"),
-        (["model=timm", "model.architecture=resnet19"], "model.architecture=resnet19: timm has no such model"),
-        (["model=timm", "model.architecture=vgg11", "model.drop_path=0.1"], "model.drop_path=0.1: vgg11 has none"),
+        ("model=torchvision model.architecture=resnet19", r"model\.architecture=resnet19: did you mean 'resnet18'\?"),
+        ("model=timm model.architecture=resnet19", r"model\.architecture=resnet19: timm has no such model; timm\.list"),
+        ("model=timm model.architecture=vgg11 model.drop_path=0.1", r"model\.drop_path=0\.1: vgg11 has none; set it"),
+        ("model=torchvision model.architecture=alexnet", r"model=torchvision alexnet: fails on images \[1, 28, 28\]"),
+        ("model=torchvision model.architecture=vit_b_16", r"vit_b_16: .*indivisible by patch size!; set data\.datas"),
+        ("model=torchvision model.weights=a.pth", r"model\.weights=a\.pth: there is no such"),
+        ("model=torchvision model.weights=a.pth init=b.pth", "init and model.weights both name initial weights"),
+        ("model=cnn optimizer.layer_decay=0.5", r"optimizer\.layer_decay=0\.5: the model has no ordered blocks; set"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_one_sentence(
-    overrides: list[str], message: str, quick: list[str], refuse: Printed
+def test_refusals_name_the_key(quick: list[str], refuse: Printed, typed: str, message: str) -> None:
+    assert re.search(message, refuse(*quick, *typed.split()))
+
+
+def test_timm_is_an_extra(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitmnist.models.pretrained.find_spec", lambda name: None)
+    assert "timm is not installed; type pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")
+
+
+def test_a_backward_kernel_without_a_deterministic_form_is_refused_at_set_up(
+    quick: list[str], tmp_path: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    typed = [word for word in quick if not word.startswith("model")]
-    assert message in refuse(*typed, "model=torchvision", *overrides)
+    class Random(CNN):
+        def forward(self, images: Tensor) -> Tensor:
+            logits = super().forward(images)
+            if logits.requires_grad:
+                logits.register_hook(lambda gradient: self.fail())
+            return logits
 
+        def fail(self) -> None:
+            raise RuntimeError("pool_backward_cuda does not have a deterministic implementation, but you set …")
 
-def test_weights_of_torchvision_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library compares the hash of a download."""
-    asked: dict[str, object] = {}
-    enum = torchvision.models.get_model_weights("resnet18")
-    monkeypatch.setattr(enum, "get_state_dict", lambda *parts, **options: asked.update(options) or {})
-    assert TorchvisionOptions("resnet18").download() == {}
-    assert asked["check_hash"] is asked["weights_only"] is True
-    assert compose(RESNET).model["weights"] is None
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Random))
+    printed = refuse(*quick, "hydra.run.dir=run")
+    assert "model=cnn: pool_backward_cuda does not have a deterministic implementation, so" in printed
+    assert "set trainer.deterministic=false" in printed
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -95,8 +95,10 @@ def build_model(
         _check_outputs(name, model.to(device), torch.zeros(2, *shape, device=device), classes)
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
-        if classify_error(error).is_user_error:
+        if (failure := classify_error(error)).cause:
             raise
+        if failure.is_user_error:
+            raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
             "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
