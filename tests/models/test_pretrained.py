@@ -88,6 +88,24 @@ def test_position_embeddings_are_resized() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("model", "old_names"),
+    [
+        (torchvision.models.DenseNet(4, (2,), 8, num_classes=5), {"norm1": "norm.1", "conv2": "conv.2"}),
+        (torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 8), {"mlp.0": "mlp.linear_1", "mlp.3": "mlp.linear_2"}),
+    ],
+)
+def test_names_in_old_files_of_torchvision_are_replaced(model: nn.Module, old_names: dict[str, str]) -> None:
+    """Such as those that `model.weights=default` downloads."""
+    state = model.state_dict()
+    old = {name: torch.ones_like(value) for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    for new, old_name in old_names.items():
+        old = {re.sub(rf"(layer_?\d+\.){re.escape(new)}", rf"\1{old_name}", name): old[name] for name in old}
+    assert not old.keys() <= state.keys()
+    load_pretrained_weights(model, old, [], 1000)
+    assert all(value.eq(1).all() for name, value in model.state_dict().items() if "num_batches" not in name)
+
+
 def learning_rates(model: nn.Module, **factors: float) -> dict[str, float]:
     optimizer = OPTIMIZERS.build(OPTIMIZERS.with_defaults({"name": "adamw", "lr": 1.0}), model, False)
     scale_learning_rates(optimizer, model, factors, layer_decay=0.5)

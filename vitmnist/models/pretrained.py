@@ -1,6 +1,7 @@
 """The models of torchvision and of timm, by name. They are built with random weights; only a new run reads others."""
 
 import inspect
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,12 @@ TWO_HEADED = ["googlenet", "inception_v3"]
 BLOCKS = r"layer\d|stage\d|blocks\.\d|trunk_output\.\w+|encoder\.layers\.\w+|(features|layers)\.\d+(?=\.\w+\.)"
 """Names of torchvision's stages, or of the blocks of its ViT. The flat layers of VGG do not match."""
 NO_WEIGHT_DECAY = ("class_token", "pos_embedding", "relative_position_bias_table")
+OLD_NAMES = {
+    r"(denselayer\d+\.\w+)\.(\d)\.": r"\1\2.",
+    r"\.mlp\.linear_1\.": ".mlp.0.",
+    r"\.mlp\.linear_2\.": ".mlp.3.",
+}
+"""Names in the files of torchvision's DenseNet and ViT, which torchvision replaces as it loads them."""
 Weights = dict[str, Tensor]
 DOWNLOAD = "model.weights=default (to read weights from a file instead, set model.weights=FILE)"
 
@@ -100,12 +107,16 @@ def sum_channels(weight: Tensor, channels: int) -> Tensor:
 def fit_weights(weights: Weights, model: Any, classes: int) -> tuple[Weights, list[str]]:
     """Fit weights to the size and channels of the model's images; also return the names of a head for other classes."""
     module, head = inspect.getmodule(type(model)), []
+    for old, new in OLD_NAMES.items():
+        weights = {re.sub(old, new, name): value for name, value in weights.items()}
     if convert := getattr(module, "checkpoint_filter_fn", None):  # timm
         weights = convert(weights, model)
     elif "encoder.pos_embedding" in weights and (interpolate := getattr(module, "interpolate_embeddings", None)):
         weights = interpolate(model.image_size, model.patch_size, weights)
     stem = next((f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "")
     for name, value in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            weights.setdefault(name, value)  # Files from before torch 0.4.1 lack it; torch does the same.
         shape = weights[name].shape if name in weights else value.shape
         if name == stem and shape[1] != value.shape[1]:
             weights[name] = sum_channels(weights[name], value.shape[1])
