@@ -1,4 +1,4 @@
-"""Train the ViT on MNIST.
+"""Train an image classifier; by default, the ViT on MNIST.
 
 python train.py data/loader=gpu_slice                      one run
 python train.py -m data/loader=disk,ram batch_size=300     a sweep

@@ -1,4 +1,4 @@
-"""Trains a model as configured and records the run. The only module that imports every layer below `cli`."""
+"""Connects dataset, model, loaders, checkpoints and records of a run, and trains."""
 
 import logging
 import math

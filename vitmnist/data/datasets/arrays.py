@@ -119,8 +119,8 @@ def _denormalize(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 def _to_indices(labels: NDArray[Any], classes: NDArray[Any]) -> Tensor:
     """Return the index of the class of each label, int64 `[N]`."""
     labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "iuU":
-        raise DataError(f"labels must be integers or text [N], found {labels.dtype} {[*labels.shape]}")
+    if labels.ndim != 1 or not len(labels) or labels.dtype.kind not in "iuU":
+        raise DataError(f"labels must be integers or text [N], N > 0, found {labels.dtype} {[*labels.shape]}")
     if len(unknown := np.setdiff1d(labels, classes)):
         raise DataError(f"classes without training images: {join_names(unknown.tolist())}")
     return torch.from_numpy(np.searchsorted(classes, labels))
