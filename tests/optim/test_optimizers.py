@@ -11,7 +11,8 @@ SGD = {"lr": 0.5, "weight_decay": 0.1, "momentum": 0.9, "nesterov": False}
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
-    ("name", "options"), [("adamw", OPTIMIZERS_UNDER_TEST["adamw"]), ("sgd", {**SGD, "decay_norms": False})]
+    ("name", "options"),
+    [("adamw", OPTIMIZERS_UNDER_TEST["adamw"]), ("sgd", {**SGD, "decay_norms": False, "layer_decay": None})],
 )
 def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused: bool) -> None:
     model = make_vit()
