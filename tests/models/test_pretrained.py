@@ -9,7 +9,7 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from tests.conftest import Printed, Train, assert_same_run, weights
 from tests.models.test_models import VIT
@@ -19,7 +19,6 @@ from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
-from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.models.pretrained import fit_weights
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.training.fine_tuning import find_layers, load_pretrained_weights, scale_learning_rates
@@ -174,23 +173,3 @@ def test_refusals_name_the_key(quick: list[str], refuse: Printed, typed: str, me
 def test_timm_is_an_extra(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitmnist.models.pretrained.find_spec", lambda name: None)
     assert "timm is not installed; type pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")
-
-
-def test_a_backward_kernel_without_a_deterministic_form_is_refused_at_set_up(
-    quick: list[str], tmp_path: Path, refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Random(CNN):
-        def forward(self, images: Tensor) -> Tensor:
-            logits = super().forward(images)
-            if logits.requires_grad:
-                logits.register_hook(lambda gradient: self.fail())
-            return logits
-
-        def fail(self) -> None:
-            raise RuntimeError("pool_backward_cuda does not have a deterministic implementation, but you set …")
-
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Random))
-    printed = refuse(*quick, "hydra.run.dir=run")
-    assert "model=cnn: pool_backward_cuda does not have a deterministic implementation, so" in printed
-    assert "set trainer.deterministic=false" in printed
-    assert not (tmp_path / "run" / "result.json").exists()

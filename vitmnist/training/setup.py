@@ -113,14 +113,9 @@ def find_pretrained(config: Config) -> TorchvisionOptions | None:
 
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error.
-
-    The backward pass finds kernels that have no deterministic form.
-    """
-    logits = model.eval()(images)  # In evaluation mode, no state changes.
-    if isinstance(logits, Tensor) and logits.requires_grad:
-        logits.sum().backward()
-    model.zero_grad()
+    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error."""
+    with torch.no_grad():
+        logits = model.eval()(images)  # In evaluation mode, no state changes.
     model.train()
     if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
         shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
