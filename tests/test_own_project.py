@@ -116,7 +116,7 @@ def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exp
     ended = program(project, project / "site", json.dumps(commands), module="commands")
     assert ended.returncode == 0, ended.stderr
     assert "cannot be imported" not in ended.stderr
-    assert "model: cnn, resnet, vit" in ended.stdout
+    assert "model: cnn, resnet, timm, torchvision, vit" in ended.stdout
     first = result_of(project / "runs" / "first")
     assert (first["config"]["model"]["name"], first["config"]["loss"]["name"]) == ("resnet", "focal")
     assert len(first["epochs"]) == 7
