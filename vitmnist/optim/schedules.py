@@ -29,12 +29,12 @@ def build_schedule(
 ) -> Callable[[int], float]:
     """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
     compute_factor, options = SCHEDULES.resolve(values)
-    total_steps = epochs * steps_per_epoch
+    total_steps, needs_history = epochs * steps_per_epoch, follows_monitor(values)
 
     def factor(step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
         step = min(step, total_steps - 1)
-        history = [monitored()[: step // steps_per_epoch]] if follows_monitor(values) else []
+        history = [monitored()[: step // steps_per_epoch]] if needs_history else []
         return float(compute_factor(options, step, total_steps, steps_per_epoch, *history))
 
     factor(0)  # Raise now if the options do not fit.
