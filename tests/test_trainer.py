@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import REPOSITORY, Printed, result_of
+from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, result_of
 from tests.support.fake_queue import simulate_gpus
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
@@ -100,6 +100,24 @@ def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
 def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
     for epoch in result_of(runs / "whole")["epochs"]:
         assert epoch.keys() - {"epoch", "first_of_start", "ended_at", "steps"} == build_epoch_table().keys()
+
+
+class Dropping(CNN):
+    """A network that draws from torch's global generator in each training step."""
+
+    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
+        super().__init__(options, shape, classes)
+        self.features.append(nn.Dropout(0.5))
+
+
+def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
+    quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Dropping))
+    succeed(*quick, "hydra.run.dir=whole")
+    assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
+    succeed("resume=cut", "max_minutes=null")
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 class Tied(nn.Module):

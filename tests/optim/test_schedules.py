@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import Printed, Start, assert_same_run, result_of
-from vitmnist.optim.schedules import build_schedule
+from vitmnist.optim.schedules import SCHEDULES, build_schedule
 
 ONE_CYCLE = {"name": "one_cycle", "warmup": 0.3, "start_factor": 0.04, "end_factor": 0.0001}
 
@@ -103,3 +103,9 @@ def test_a_resumed_run_keeps_its_plateau_bit_for_bit(quick: list[str], start: St
 def test_plateau_needs_a_validation_split(quick: list[str], refuse: Printed) -> None:
     message = "error: schedule=plateau: needs a validation split, or the test split would choose the epoch"
     assert message in refuse(*quick, "schedule=plateau")
+
+
+def test_a_training_step_does_not_read_the_options_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = build_schedule(SCHEDULES.with_defaults({"name": "cosine"}), 2, 10)
+    monkeypatch.setattr(SCHEDULES, "resolve", None)
+    assert 0 < factor(10) < 1

@@ -228,6 +228,7 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     apart = hold_out_validation(pets, 0.3, seed=1)
     assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
     assert apart.train.labels.bincount().tolist() == [6, 6, 6, 1]
+    assert hold_out_validation(pets, 0.9, seed=1).train.labels.bincount().tolist() == [1, 1, 1, 1]
     assert sorted([*apart.train.files.names, *apart.validation.files.names]) == sorted(pets.train.files.names)
     by_name = dict(zip(pets.train.files.names, pets.train.images, strict=True))
     for split in (apart.train, apart.validation):
