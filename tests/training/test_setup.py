@@ -45,6 +45,11 @@ class Stateful(nn.Module):
         return masked_brier(logits, targets) * (torch.rand(()) + random.random() + self.calls)
 
 
+def per_image(logits: Tensor, targets: Tensor) -> Tensor:
+    """Divides the sum by the size of the batch, with its padding."""
+    return F.cross_entropy(logits, targets, reduction="sum") / len(targets)
+
+
 @pytest.mark.parametrize(
     ("loss", "has_mixing", "message"),
     [
@@ -53,6 +58,7 @@ class Stateful(nn.Module):
         (smoothed, False, None),
         (smoothed, True, "a row of zeros as its target"),
         (F.cross_entropy, False, "must be a sum over the images"),
+        (per_image, False, "must be a sum over the images"),
         (masked_brier, True, None),
         (Stateful(), True, None),
     ],

@@ -2,13 +2,13 @@
 
 import copy
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
@@ -126,21 +126,28 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
 
 
 def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, has_mixing: bool) -> Loss:
-    """Build the loss; raise `ConfigError` if padding has a loss. The check preserves the random generators."""
-    num_classes = len(train.classes)
-    logits = torch.arange(2.0 * num_classes).sin().view(2, num_classes)
-    paddings = {f"the label {IGNORED}": torch.full((2,), IGNORED)}
-    if has_mixing:
-        paddings["a row of zeros as its target"] = torch.zeros(2, num_classes)
-    for name, targets in paddings.items():
+    """Build the loss; raise `ConfigError` if padding changes it. The check preserves the random generators."""
+
+    def compute(logits: Tensor, targets: Tensor) -> Tensor:
         # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
         with preserved_random_state():
-            loss = LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))
-            try:
-                total, reason = float(loss(logits, targets)), ""
-            except (IndexError, RuntimeError) as error:
-                total, reason = math.nan, f" ({first_line(error)})"
-        if total != 0:
+            return LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))(logits, targets)
+
+    num_classes = len(train.classes)
+    logits, labels = torch.arange(4.0 * num_classes).sin().view(4, num_classes), torch.arange(3) % num_classes
+    cases = [(labels, torch.tensor([IGNORED]), f"the label {IGNORED}")]
+    if has_mixing:
+        probabilities = F.one_hot(labels, num_classes) * 0.7 + 0.3 / num_classes
+        cases.append((probabilities, torch.zeros(1, num_classes), "a row of zeros as its target"))
+    for targets, padding, name in cases:
+        expected = compute(logits[:3], targets)
+        try:
+            # A mean over labelled images differs only if there are none; a sum divided by the batch size only if some.
+            padded, alone = compute(logits, torch.cat([targets, padding])), compute(logits[3:], padding)
+            is_ignored, reason = torch.allclose(padded, expected, rtol=1e-4) and not alone, ""
+        except (IndexError, RuntimeError) as error:
+            is_ignored, reason = False, f" ({first_line(error)})"
+        if not is_ignored:
             raise ConfigError(
                 f"loss={values['name']}: must be a sum over the images to which an image with {name}, which pads a "
                 f"batch, adds 0{reason}"
