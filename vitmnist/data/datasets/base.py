@@ -353,7 +353,8 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
 def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[str, Any]) -> Dataset:
     train, validation = dataset.train, dataset.validation
     if validation is not None:
-        raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set null instead")
+        unset = " ".join(f"{override.partition('=')[0]}=null" for override in key.split())
+        raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set {unset}")
     if not is_held_out.any():
         raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
     if is_held_out.all():
