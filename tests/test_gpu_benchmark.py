@@ -14,8 +14,18 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 
+HANGS = """
+import signal, time
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A background job of a shell ignores the signal.
+try:
+    print("begun", flush=True)
+    time.sleep(1000)
+finally:
+    print("one test failed")
+"""
 TINY = {
-    "hangs": "import time\ntry: print('begun', flush=True); time.sleep(1000)\nfinally: print('one test failed')",
+    "hangs": HANGS,
     "fails": "import sys; print('half a page'); sys.exit('out of memory')",
     "works": r"print('# A page\n\n## Part')",
 }
