@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
+import pytest
 from PIL import Image
 
 from tests.conftest import BRIEF, PLAIN, REPOSITORY
@@ -52,6 +54,15 @@ def small(arguments: list[str], folder: Path) -> list[str]:
     """The arguments with few images and one repeat, and with the image files that they name."""
     if "data.dataset.path=pictures" in arguments:
         draw(*(folder / "pictures" / f"class {number % 2}" / f"{number}.png" for number in range(110)))
+    if "data.dataset.path=scans.npz" in arguments:
+        images, labels = np.random.default_rng(0).integers(0, 256, (80, 28, 28), np.uint8), np.arange(80) % 2
+        parts = {"images": images[:60], "labels": labels[:60], "test_images": images[60:], "test_labels": labels[60:]}
+        np.savez(folder / "scans.npz", **parts)
+    if "data.dataset.path=beans" in arguments:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["sick", "well"])})
+        values = {"image": 110 * [Image.effect_noise((30, 20), 64)], "label": 55 * [0, 1]}
+        datasets.Dataset.from_dict(values, features).save_to_disk(folder / "beans")
     if "experiment=flowers" in arguments:
         (experiment,) = blocks("yaml", REPOSITORY / "docs" / "command-line.md")
         file = folder / "mine" / "experiment" / "flowers.yaml"
