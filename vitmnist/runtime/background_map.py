@@ -59,8 +59,8 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
         workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        self.close = weakref.finalize(self, _stop, self._jobs, self._waiting, self._is_stopped, workers)
-        """Stop the threads, and wait up to a second for them. A consumer that waits in another thread stops too."""
+        self.close = weakref.finalize(self, _stop, self._jobs, self._is_stopped, workers)
+        """Stop the threads, and wait up to a second for them."""
 
     def __next__(self) -> Returned:
         while len(self._waiting) <= self._max_ahead:
@@ -102,15 +102,8 @@ def _work(
             del job, item  # A thread that waits must not keep a batch.
 
 
-def _stop(
-    jobs: SimpleQueue[Any],
-    waiting: deque[SimpleQueue[ResultOrError]],
-    is_stopped: threading.Event,
-    workers: list[threading.Thread],
-) -> None:
+def _stop(jobs: SimpleQueue[Any], is_stopped: threading.Event, workers: list[threading.Thread]) -> None:
     is_stopped.set()
-    for queue in list(waiting):  # A consumer in another thread can be waiting.
-        queue.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
     deadline = time.monotonic() + JOIN_S
