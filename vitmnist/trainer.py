@@ -196,7 +196,7 @@ class Trainer:
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
-        preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
+        preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)

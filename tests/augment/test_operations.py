@@ -40,9 +40,12 @@ def built(name: str, **options: object) -> Operation | Mixing:
     return OPERATIONS.build(OPERATIONS.with_defaults({"name": name, **options}))
 
 
-def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
+def operation(
+    name: str, crop_size: tuple[int, int] | None = None, **options: object
+) -> Callable[[Tensor, Tensor], Tensor]:
     """An operation as a function of images and keys that does not write to the images."""
     module = built(name, **options)
+    module.crop_size = crop_size
     return lambda images, keys: module(images.clone(), *module.draw(keys, *images.shape[2:]))
 
 
@@ -61,7 +64,7 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
 def test_crops_are_those_of_torchvision(size: int | None, antialias: bool, to_bytes: bool) -> None:
     """Floats differ by at most 1e-5, and bytes are equal. Antialiasing would change nothing in crops of that size."""
     source, tolerance = (images().mul(255).to(torch.uint8), 0) if to_bytes else (images(), 1e-5)
-    crop = operation("random_resized_crop", size=size)
+    crop = operation("random_resized_crop", size and (size, size))
     boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, key, top, left, bottom, right in zip(source, keys(), *boxes, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)

@@ -30,6 +30,8 @@ class Operation(nn.Module):
 
     takes_uint8 = False
     """Whether `forward` also takes a single large uint8 image on the CPU and returns uint8, without modifying it."""
+    crop_size: tuple[int, int] | None = None
+    """Height and width of the model's input, which `Compose` sets; None: those of the images."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class Operation(nn.Module):
         raise NotImplementedError
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the augmented images."""
+        """Return the height and width of the augmented images: the same, or `crop_size`."""
         return height, width
 
 

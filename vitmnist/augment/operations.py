@@ -94,24 +94,23 @@ class Affine(Operation):
 
 @dataclass
 class RandomResizedCropOptions:
-    """size: side of the result; null keeps the image's. scale: relative area of the crop. ratio: width / height."""
+    """scale: relative area of the crop. ratio: width / height."""
 
-    size: int | None = config_field(None, at_least=1)
     scale: tuple[float, float] = config_field((0.08, 1.0), is_range=True, above=0, at_most=1)
     ratio: tuple[float, float] = config_field((0.75, 1.3333), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
 class RandomResizedCrop(Operation):
-    """Crops a random box of each image and resizes it with bilinear interpolation, without antialiasing.
+    """Crops a random box of each image and resizes it to `crop_size` with bilinear interpolation, without antialiasing.
 
-    With `size: null`, crops are never reduced, so antialiasing would have no effect.
+    By default crops are resized to the size of the image, and never reduced, so antialiasing would have no effect.
     """
 
     takes_uint8 = True
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
-        return (self.options.size, self.options.size) if self.options.size else (height, width)
+        return self.crop_size or (height, width)
 
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
         return draw_boxes(keys, self.options.scale, self.options.ratio, height, width)
