@@ -76,20 +76,34 @@ class Affine(Operation):
         down = self.options.pixels * uniform[3]
         right = self.options.pixels * uniform[4]
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
-        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
-        # The unit of `affine_grid` is half a side. Without the aspect ratio, a rotation would shear images that are not
-        # square.
-        aspect = height / width
-        rows = [
-            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
-            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
-        ]
-        return (torch.stack(rows, dim=1),)
+        matrix = cos - sin * shear, sin + cos * shear, -sin, cos
+        return (to_affine_grid_units(matrix, right, down, height, width),)
 
     def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
-        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
-        return F.grid_sample(images, grid, align_corners=False)
+        return transform(images, transforms)
+
+
+def to_affine_grid_units(
+    matrix: tuple[Tensor, Tensor, Tensor, Tensor], right: Tensor, down: Tensor, height: int, width: int
+) -> Tensor:
+    """Return transforms for `affine_grid`, `[B, 2, 3]`, from output pixels to their sources, about the centre.
+
+    The source of x is `xx * (x - right) + xy * (y - down)`, with the matrix (xx, xy, yx, yy).
+    """
+    xx, xy, yx, yy = matrix
+    # The unit is half a side. Without the aspect ratio, a rotation would shear images that are not square.
+    aspect = height / width
+    rows = [
+        torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
+        torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
+    ]
+    return torch.stack(rows, dim=1)
+
+
+def transform(images: Tensor, transforms: Tensor) -> Tensor:
+    """Apply a transform to each image, with bilinear interpolation; pixels outside the image are black."""
+    grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass
@@ -140,26 +154,79 @@ def _compute_source_positions(first: Tensor, end: Tensor, side: int, to_side: in
 
 
 @dataclass
-class HorizontalFlipOptions:
-    """p: probability that an image is mirrored."""
+class ProbabilityOptions:
+    """p: probability that an image is changed."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
 
 
-@OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
+@OPERATIONS.register("horizontal_flip", ProbabilityOptions)
 class HorizontalFlip(Operation):
     """Mirrors an image with probability `p`."""
 
     takes_uint8 = True
+    dim = 3
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         return (random_uniform(keys, 0) < self.options.p,)
 
     def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
         if images.dtype == torch.uint8:  # A single large image on the CPU
-            return images.flip(3) if is_flipped else images
+            return images.flip(self.dim) if is_flipped else images
         # With weights 0 and 1, `lerp` is exact; on a CPU, it is twice as fast as `where` with a broadcast mask.
-        return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
+        return images.lerp(images.flip(self.dim), is_flipped.float()[:, None, None, None])
+
+
+@OPERATIONS.register("vertical_flip", ProbabilityOptions)
+class VerticalFlip(HorizontalFlip):
+    """Turns an image upside down with probability `p`."""
+
+    dim = 2
+
+
+@OPERATIONS.register("grayscale", ProbabilityOptions)
+class Grayscale(Operation):
+    """Removes the colours of an image with probability `p`, and keeps its three channels."""
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        return (random_uniform(keys, 0) < self.options.p,)
+
+    def forward(self, images: Tensor, is_grey: Tensor) -> Tensor:
+        return images.lerp(to_grey(images).expand_as(images), is_grey.float()[:, None, None, None])
+
+
+@dataclass
+class BlurOptions:
+    """p: probability of a change. kernel_size: side of the kernel. sigma: standard deviation of the Gaussian."""
+
+    p: float = config_field(0.5, at_least=0, at_most=1)
+    kernel_size: int = config_field(5, at_least=3)
+    sigma: tuple[float, float] = config_field((0.1, 2.0), is_range=True, above=0)
+
+
+@OPERATIONS.register("blur", BlurOptions)
+class Blur(Operation):
+    """Blurs an image with probability `p`; the sides of its Gaussian kernel are odd. Borders are mirrored."""
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        """Draw the weights of the kernels, float32 `[B, kernel_size]`."""
+        reach = int(self.options.kernel_size) // 2
+        sigma = random_uniform(keys, 0, *self.options.sigma)
+        squares = torch.arange(-reach, reach + 1, device=keys.device) ** 2
+        # A kernel of a tiny sigma is a single 1, which changes nothing.
+        sigma = sigma.where(random_uniform(keys, 1) < self.options.p, 1e-3)
+        return (torch.softmax(-squares / (2 * sigma[:, None] ** 2), dim=1).float(),)
+
+    def forward(self, images: Tensor, kernels: Tensor) -> Tensor:
+        reach = kernels.shape[1] // 2
+        # Add up shifted images: the rounding of a convolution depends on the batch.
+        for dim, margins in ((3, [reach, reach, 0, 0]), (2, [0, 0, reach, reach])):
+            padded, side = F.pad(images, margins, mode="reflect"), images.shape[dim]
+            shifted = (padded.narrow(dim, start, side) for start in range(kernels.shape[1]))
+            images = torch.zeros_like(images)
+            for weights, part in zip(kernels.T[:, :, None, None, None], shifted, strict=True):
+                images.addcmul_(part, weights)
+        return images
 
 
 @dataclass
@@ -209,24 +276,25 @@ class ColorJitter(Operation):
         return tuple(factor[:, None, None, None] for factor in factors)
 
     def forward(self, images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
-        channels = images.shape[1]
-        if channels not in (1, 3):
-            raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
             # Sum row by row: torch would split a sum over the whole image among threads, and change the rounding.
-            mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
+            mean = to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
-        if self.options.saturation and channels == 3:
-            torch.lerp(_to_grey(images), images, saturation, out=images).clamp_(0, 1)
+        if self.options.saturation and images.shape[1] > 1:
+            torch.lerp(to_grey(images), images, saturation, out=images).clamp_(0, 1)
         return images
 
 
-def _to_grey(images: Tensor) -> Tensor:
-    """Return the brightness of each pixel, `[B, 1, H, W]`."""
+def to_grey(images: Tensor) -> Tensor:
+    """Return the brightness of each pixel, `[B, 1, H, W]`; raises `DataError` unless there are 1 or 3 channels."""
     if images.shape[1] == 1:
         return images
+    if images.shape[1] != 3:
+        raise DataError(
+            f"operations on colours take images of 1 or 3 channels, found {images.shape[1]}; leave them out"
+        )
     # A tensor of the factors would be copied to the GPU in each call, and the host would wait for the copy.
     red, green, blue = (images[:, channel : channel + 1] * factor for channel, factor in enumerate(LUMA))
     return red.add_(green).add_(blue)
