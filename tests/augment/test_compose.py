@@ -149,7 +149,7 @@ def test_augmented_and_other_images_have_the_crop_size(
 
 
 def test_a_crop_size_is_a_size_and_not_larger_than_the_images() -> None:
-    with pytest.raises(ConfigError, match=r"data.crop_size=21: the dataset's images are only 16×20; set at most that"):
+    with pytest.raises(ConfigError, match=r"data.crop_size=21: must be at most the size of the images, 16×20"):
         get_input_size(data_config("data.crop_size=21"), 16, 20)
     with pytest.raises(ConfigError, match=r"data.crop_size=big: must be a number of pixels, or"):
         build_augment(data_config("data.crop_size=big"))

@@ -175,7 +175,7 @@ def test_jitter_can_be_compiled() -> None:
 
 
 def test_jitter_refuses_two_channels() -> None:
-    with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
+    with pytest.raises(DataError, match="need images of 1 or 3 channels, found 2"):
         operation("color_jitter")(images(2, channels=2), keys(2))
 
 

@@ -1,7 +1,9 @@
 """The augmentation operations: first the operations on single images, then mixup and cutmix."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ from vitmnist.augment.base import (
     random_uniform,
 )
 from vitmnist.config.validation import config_field
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
 LUMA = (0.2989, 0.587, 0.114)  # Weights of red, green and blue in the brightness (ITU-R 601-2, as in torchvision).
 
@@ -67,7 +69,7 @@ class Affine(Operation):
     Interpolation is bilinear; pixels outside the image are black.
     """
 
-    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Draw the inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
         uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
         angle = math.radians(self.options.degrees) * uniform[0]
@@ -75,35 +77,28 @@ class Affine(Operation):
         scale = 1 + self.options.scale * uniform[2]
         down = self.options.pixels * uniform[3]
         right = self.options.pixels * uniform[4]
+        amounts = angle, shear, torch.zeros_like(shear), right, down, scale
+        return (self.inverse_transforms(amounts, height, width),)
+
+    @staticmethod
+    def inverse_transforms(amounts: Sequence[Tensor], height: int, width: int) -> Tensor:
+        """Return the transforms; amounts are angle, shear along x and y, translation to the right and down, scale."""
+        angle, shear_x, shear_y, right, down, scale = amounts
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-        matrix = cos - sin * shear, sin + cos * shear, -sin, cos
-        return (to_affine_grid_units(matrix, right, down, height, width),)
+        # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
+        xx, xy, yx, yy = cos - sin * shear_x, sin + cos * shear_x, cos * shear_y - sin, cos + sin * shear_y
+        # The unit of `affine_grid` is half a side. Without the aspect ratio, a rotation would shear images that are not
+        # square.
+        aspect = height / width
+        rows = [
+            torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
+            torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
+        ]
+        return torch.stack(rows, dim=1)
 
-    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
-        return transform(images, transforms)
-
-
-def to_affine_grid_units(
-    matrix: tuple[Tensor, Tensor, Tensor, Tensor], right: Tensor, down: Tensor, height: int, width: int
-) -> Tensor:
-    """Return transforms for `affine_grid`, `[B, 2, 3]`, from output pixels to their sources, about the centre.
-
-    The source of x is `xx * (x - right) + xy * (y - down)`, with the matrix (xx, xy, yx, yy).
-    """
-    xx, xy, yx, yy = matrix
-    # The unit is half a side. Without the aspect ratio, a rotation would shear images that are not square.
-    aspect = height / width
-    rows = [
-        torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
-        torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
-    ]
-    return torch.stack(rows, dim=1)
-
-
-def transform(images: Tensor, transforms: Tensor) -> Tensor:
-    """Apply a transform to each image, with bilinear interpolation; pixels outside the image are black."""
-    grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False)
+    def forward(self, images: Tensor, *params: Tensor) -> Tensor:
+        grid = F.affine_grid(params[0], list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass
@@ -122,16 +117,14 @@ class RandomResizedCrop(Operation):
     """
 
     takes_uint8 = True
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        return self.crop_size or (height, width)
+    is_crop = True
 
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
         return draw_boxes(keys, self.options.scale, self.options.ratio, height, width)
 
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
         _, _, height, width = images.shape
-        to_height, to_width = self.output_size(height, width)
+        to_height, to_width = self.crop_size or (height, width)
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
             # For an image of 224×224 pixels, this takes 0.05 ms on a core; with floats, it takes 0.22 ms.
@@ -160,72 +153,51 @@ class ProbabilityOptions:
     p: float = config_field(0.5, at_least=0, at_most=1)
 
 
-@OPERATIONS.register("horizontal_flip", ProbabilityOptions)
-class HorizontalFlip(Operation):
-    """Mirrors an image with probability `p`."""
+class RandomChange(Operation):
+    """Applies a function to an image with probability `p`."""
 
-    takes_uint8 = True
-    dim = 3
+    def __init__(self, change: Callable[[Tensor], Tensor], takes_uint8: bool, options: ProbabilityOptions) -> None:
+        super().__init__(options)
+        self.change, self.takes_uint8 = change, takes_uint8
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         return (random_uniform(keys, 0) < self.options.p,)
 
-    def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
+    def forward(self, images: Tensor, is_changed: Tensor) -> Tensor:
         if images.dtype == torch.uint8:  # A single large image on the CPU
-            return images.flip(self.dim) if is_flipped else images
+            return self.change(images) if is_changed else images
         # With weights 0 and 1, `lerp` is exact; on a CPU, it is twice as fast as `where` with a broadcast mask.
-        return images.lerp(images.flip(self.dim), is_flipped.float()[:, None, None, None])
-
-
-@OPERATIONS.register("vertical_flip", ProbabilityOptions)
-class VerticalFlip(HorizontalFlip):
-    """Turns an image upside down with probability `p`."""
-
-    dim = 2
-
-
-@OPERATIONS.register("grayscale", ProbabilityOptions)
-class Grayscale(Operation):
-    """Removes the colours of an image with probability `p`, and keeps its three channels."""
-
-    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
-        return (random_uniform(keys, 0) < self.options.p,)
-
-    def forward(self, images: Tensor, is_grey: Tensor) -> Tensor:
-        return images.lerp(to_grey(images).expand_as(images), is_grey.float()[:, None, None, None])
+        return images.lerp(self.change(images), is_changed.float()[:, None, None, None])
 
 
 @dataclass
 class BlurOptions:
-    """p: probability of a change. kernel_size: side of the kernel. sigma: standard deviation of the Gaussian."""
+    """kernel_size: side of the kernel, odd. sigma: smallest and largest standard deviation of the Gaussian."""
 
-    p: float = config_field(0.5, at_least=0, at_most=1)
     kernel_size: int = config_field(5, at_least=3)
     sigma: tuple[float, float] = config_field((0.1, 2.0), is_range=True, above=0)
 
 
 @OPERATIONS.register("blur", BlurOptions)
 class Blur(Operation):
-    """Blurs an image with probability `p`; the sides of its Gaussian kernel are odd. Borders are mirrored."""
+    """Blurs each image with a Gaussian kernel, whose standard deviation is drawn uniformly. Borders are mirrored."""
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         """Draw the weights of the kernels, float32 `[B, kernel_size]`."""
-        reach = int(self.options.kernel_size) // 2
-        sigma = random_uniform(keys, 0, *self.options.sigma)
+        kernel_size, reach = self.options.kernel_size, self.options.kernel_size // 2
+        if kernel_size % 2 == 0 or reach >= min(height, width):
+            raise ConfigError(f"blur: kernel_size={kernel_size} must be odd, and at most {2 * min(height, width) - 1}")
         squares = torch.arange(-reach, reach + 1, device=keys.device) ** 2
-        # A kernel of a tiny sigma is a single 1, which changes nothing.
-        sigma = sigma.where(random_uniform(keys, 1) < self.options.p, 1e-3)
-        return (torch.softmax(-squares / (2 * sigma[:, None] ** 2), dim=1).float(),)
+        sigma = random_uniform(keys, 0, *self.options.sigma)[:, None]
+        return (torch.softmax(-squares / (2 * sigma**2), dim=1).float(),)
 
     def forward(self, images: Tensor, kernels: Tensor) -> Tensor:
-        reach = kernels.shape[1] // 2
+        reach, weights = kernels.shape[1] // 2, kernels.T[:, :, None, None, None]
         # Add up shifted images: the rounding of a convolution depends on the batch.
         for dim, margins in ((3, [reach, reach, 0, 0]), (2, [0, 0, reach, reach])):
             padded, side = F.pad(images, margins, mode="reflect"), images.shape[dim]
-            shifted = (padded.narrow(dim, start, side) for start in range(kernels.shape[1]))
-            images = torch.zeros_like(images)
-            for weights, part in zip(kernels.T[:, :, None, None, None], shifted, strict=True):
-                images.addcmul_(part, weights)
+            shifted = (weight * padded.narrow(dim, start, side) for start, weight in enumerate(weights))
+            images = sum(shifted, torch.zeros_like(images))
         return images
 
 
@@ -292,12 +264,18 @@ def to_grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     if images.shape[1] != 3:
-        raise DataError(
-            f"operations on colours take images of 1 or 3 channels, found {images.shape[1]}; leave them out"
-        )
+        raise DataError(f"data.augment: changes of colour need images of 1 or 3 channels, found {images.shape[1]}")
     # A tensor of the factors would be copied to the GPU in each call, and the host would wait for the copy.
     red, green, blue = (images[:, channel : channel + 1] * factor for channel, factor in enumerate(LUMA))
     return red.add_(green).add_(blue)
+
+
+for _name, _change, _takes_uint8 in (
+    ("horizontal_flip", partial(torch.flip, dims=[3]), True),
+    ("vertical_flip", partial(torch.flip, dims=[2]), True),
+    ("grayscale", to_grey, False),
+):
+    OPERATIONS.register(_name, ProbabilityOptions)(partial(RandomChange, _change, _takes_uint8))
 
 
 @OPERATIONS.register("mixup", MixingOptions)

@@ -22,7 +22,6 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.rows import is_large
 
-OPERATIONS_KEY = "data.augment.operations"  # Messages name operations by this key.
 Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
@@ -47,10 +46,7 @@ def get_input_size(data: DataConfig, height: int, width: int) -> tuple[int, int]
     """Return height and width of the model's input; raises `ConfigError` if it is larger than the dataset's images."""
     size = build_augment(data).crop_size or (height, width)
     if size[0] > height or size[1] > width:
-        raise ConfigError(
-            f"data.crop_size={data.crop_size}: the dataset's images are only {height}×{width}; set at most that, or "
-            "read larger images (data.dataset.size of a folder)"
-        )
+        raise ConfigError(f"data.crop_size={data.crop_size}: must be at most the size of the images, {height}×{width}")
     return size
 
 
@@ -75,10 +71,10 @@ class Compose(nn.Module):
         self.operations = nn.ModuleList()  # type: ignore[assignment]
         for index, values in enumerate(operations):
             if self.mixing:
-                mixing = f"{OPERATIONS_KEY}.{index - 1}.name={operations[index - 1]['name']}"
+                mixing = f"{OPERATIONS.group}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
             complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            operation = OPERATIONS.build(complete, key=f"{OPERATIONS_KEY}.{index}")
+            operation = OPERATIONS.build(complete, key=f"{OPERATIONS.group}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation
             else:
@@ -90,7 +86,8 @@ class Compose(nn.Module):
         params = []
         for index, operation in enumerate(self.operations):
             params.append(operation.draw(derive_keys(keys, index), height, width))
-            height, width = operation.output_size(height, width)
+            if operation.is_crop and self.crop_size:
+                height, width = self.crop_size
         return params
 
     def forward(self, images: Tensor, params: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -101,25 +98,6 @@ class Compose(nn.Module):
             # Calling the module itself would check for hooks once per large image.
             images = operation.forward(images, *values)
         return center_crop(images, self.crop_size)
-
-    def split_params(self, params: Sequence[Params], images: Tensor) -> list[list[list[Any]]]:
-        """Split parameters by image: into numbers for operations on uint8 images, into tensors `[1, …]` for others."""
-        columns: list[list[Sequence[Any]]] = []
-        is_uint8 = images.dtype == torch.uint8
-        for operation, values_of_operation in zip(self.operations, params, strict=True):
-            is_uint8 = is_uint8 and operation.takes_uint8
-            # Convert the whole batch at once: it is faster than converting the values of each image in a thread.
-            columns.append([values.tolist() if is_uint8 else values.split(1) for values in values_of_operation])
-        return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
-
-    def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; arguments and results are as in `Preprocess.mix_batch`."""
-        assert self.mixing is not None
-        keys = derive_keys(keys, len(self.operations))
-        partners = draw_partners(keys, labels >= 0)
-        mixed, weights = self.mixing(images, images[partners], keys)
-        one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
-        return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
 
 def center_crop(images: Tensor, size: tuple[int, ...] | None) -> Tensor:
@@ -179,6 +157,8 @@ class Preprocess(nn.Module):
         self.register_buffer("max_value", torch.tensor([255.0]))
         self._no_augment = Compose([])
         self.augment = augment or self._no_augment
+        self.has_mixing = self.augment.mixing is not None
+        """Whether the augmentation mixes images and their labels: then call `mix_batch`."""
         self._data_is_uint8 = data is not None  # Statistics exist only for uint8 images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
@@ -204,40 +184,29 @@ class Preprocess(nn.Module):
         if keys is None:
             images = center_crop(images, self.augment.crop_size)
             return images if images.is_floating_point() else self._normalize(self._no_augment, images, [])
-        images = self._denormalize(images)
+        if images.is_floating_point():
+            images = images * self.std + self.mean
+            if self._data_is_uint8:
+                # Images normalised with other statistics can leave 0…1, and `to` would wrap them around.
+                images = images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
         # Draw for the whole batch: in threads, small operations would wait for the GIL.
         return self._normalize(self.augment, images, self.augment.draw(keys, *images.shape[2:]))
 
     def _normalize(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
         """Augment and normalise images: large ones on the CPU one by one in threads, others as a batch."""
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_eager_on_cpu and is_large(augment.crop_size or images.shape[2:]):
-            return self._normalize_large_images(augment, images, params)
-        augmented = augment.forward(self._to_unit_floats(images), params)
-        return augmented.contiguous().sub_(self.mean).div_(self.std)  # The centre crop of a batch is a view.
-
-    def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
-        """Augment and normalise each image in a thread, into its row of a contiguous batch."""
-        height, width = augment.crop_size or images.shape[2:]
-        normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
-        params_by_image = augment.split_params(params, images)
+        size = augment.crop_size or images.shape[2:]
+        if not (is_eager_on_cpu and is_large(size)):
+            augmented = augment.forward(self._to_unit_floats(images), params)
+            return augmented.contiguous().sub_(self.mean).div_(self.std)  # The centre crop of a batch is a view.
+        normalized = torch.empty(*images.shape[:2], *size, dtype=torch.float32, device="cpu")
 
         def normalize_image(row: slice) -> None:
-            image = augment.forward(images[row], params_by_image[row.start])
+            image = augment.forward(images[row], [[values[row] for values in drawn] for drawn in params])
             torch.sub(self._to_unit_floats(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
 
         map_slices(normalize_image, len(images), size=1)
         return normalized
-
-    def _denormalize(self, images: Tensor) -> Tensor:
-        """Convert normalised float images to uint8, or to 0…1 if the data is unknown; return uint8 images unchanged."""
-        if images.dtype == torch.uint8:
-            return images
-        images = images * self.std + self.mean
-        if not self._data_is_uint8:
-            return images
-        # Images normalised with other statistics can leave 0…1, and `to` would wrap them around.
-        return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
     def _to_unit_floats(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Convert uint8 images to contiguous float32 in 0…1; return float images unchanged."""
@@ -257,16 +226,16 @@ class Preprocess(nn.Module):
             The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
             label of an image, zero for padding. Raises the errors of `forward`.
         """
-        if not self.has_mixing:
+        if self.augment.mixing is None:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self._augment_and_normalize(images, keys), labels, keys, self.classes)
-
-    @property
-    def has_mixing(self) -> bool:
-        """Whether the augmentation mixes images and their labels."""
-        return self.augment.mixing is not None
+        images = self._augment_and_normalize(images, keys)
+        keys = derive_keys(keys, len(self.augment.operations))
+        partners = draw_partners(keys, labels >= 0)
+        mixed, weights = self.augment.mixing(images, images[partners], keys)
+        one_hot = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
+        return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """Yield the random keys of each batch of an epoch from `start` on; None without augmentation."""

@@ -1,22 +1,23 @@
 """TrivialAugment (Müller and Hutter, arXiv:2103.10158), and each of its operations alone."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from vitmnist.augment.base import OPERATIONS, Operation, random_bits, random_uniform
-from vitmnist.augment.operations import to_affine_grid_units, to_grey, transform
+from vitmnist.augment.base import OPERATIONS, random_bits, random_uniform
+from vitmnist.augment.operations import Affine, to_grey
 from vitmnist.config.validation import config_field
 
-GEOMETRIC = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+# The strongest change of each geometric operation.
+GEOMETRIC = {"rotate": math.radians(135), "shear_x": 0.99, "shear_y": 0.99, "translate_x": 32, "translate_y": 32}
 BLENDING = ("color", "sharpness")
 # The new value of a pixel depends on its old value alone, so a table of 256 values per channel computes all of these.
 TABULATED = ("brightness", "contrast", "posterize", "solarize", "autocontrast", "equalize")
 NAMES = ("identity", *GEOMETRIC, *BLENDING, *TABULATED)
-STRENGTHS = 31
 
 
 @dataclass
@@ -27,7 +28,7 @@ class StrengthOptions:
     strength: tuple[float, float] = config_field((0.0, 1.0), is_range=True, at_least=0, at_most=1)
 
 
-class Trivial(Operation):
+class Trivial(Affine):
     """Applies one of `names` with one of 31 strengths to each image. Both are drawn uniformly.
 
     The strongest changes are those of the paper's wide space: a shear of 0.99, 32 pixels, 135 degrees, blending factors
@@ -40,26 +41,21 @@ class Trivial(Operation):
         self.names = names
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
-        """Draw the index in `NAMES`, the strength in 0…1, the blending factor, and the transform for `affine_grid`."""
+        """Draw the transform for `affine_grid`, the index in `NAMES`, the strength in 0…1, and the blending factor."""
         low, high = self.options.strength
         # The names of an instance are consecutive in `NAMES`.
         operation = NAMES.index(self.names[0]) + random_bits(keys, 0) % len(self.names)
         operation = operation.where(random_uniform(keys, 1) < self.options.p, 0)
-        strength = low + (high - low) / (STRENGTHS - 1) * (random_bits(keys, 2) % STRENGTHS).double()
+        strength = low + (high - low) / 30 * (random_bits(keys, 2) % 31).double()
         signed = (strength * (1 - 2 * (random_bits(keys, 3) % 2))).float()
-
-        def amount(name: str, strongest: float) -> Tensor:
-            return torch.where(operation == NAMES.index(name), strongest * signed, 0)
-
-        angle, shear_x, shear_y = amount("rotate", math.radians(135)), amount("shear_x", 0.99), amount("shear_y", 0.99)
-        matrix = angle.cos(), shear_x + angle.sin(), shear_y - angle.sin(), angle.cos()
-        pixels = amount("translate_x", 32), amount("translate_y", 32)
-        return operation, strength, 1 + 0.99 * signed, to_affine_grid_units(matrix, *pixels, height, width)
+        amounts = [torch.where(operation == NAMES.index(name), most * signed, 0) for name, most in GEOMETRIC.items()]
+        transforms = self.inverse_transforms([*amounts, torch.ones_like(signed)], height, width)
+        return transforms, operation, strength, 1 + 0.99 * signed
 
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
-        operation, strength, factor, transforms = params
+        transforms, operation, strength, factor = params
         if not {*GEOMETRIC}.isdisjoint(self.names):
-            images = images.lerp(transform(images, transforms), _is_in(GEOMETRIC, operation))
+            images = images.lerp(super().forward(images, transforms), _is_in(GEOMETRIC, operation))
         if not {*BLENDING}.isdisjoint(self.names):
             images = _blend(images, operation, factor)
         if not {*TABULATED}.isdisjoint(self.names):
@@ -67,10 +63,10 @@ class Trivial(Operation):
         return images
 
 
-def _is_in(names: tuple[str, ...], operation: Tensor) -> Tensor:
+def _is_in(names: Iterable[str], operation: Tensor) -> Tensor:
     """Return 1.0 where the operation of an image is in a group, else 0.0: `[B, 1, 1, 1]`, a weight for `lerp`."""
-    first = NAMES.index(names[0])
-    return ((operation >= first) & (operation < first + len(names))).float()[:, None, None, None]
+    indices = [*map(NAMES.index, names)]
+    return ((operation >= indices[0]) & (operation <= indices[-1])).float()[:, None, None, None]
 
 
 def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
@@ -80,7 +76,7 @@ def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
     columns = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     sums = columns[..., :-2] + columns[..., 1:-1] + columns[..., 2:]
     smooth[..., 1:-1, 1:-1].mul_(4).add_(sums).div_(13)
-    other = smooth.lerp_(to_grey(images).expand_as(images), _is_in(("color",), operation))
+    other = smooth.lerp_(to_grey(images), _is_in(("color",), operation))
     # With a weight of 1, `lerp` returns the image itself.
     weights = 1 + (factor[:, None, None, None] - 1) * _is_in(BLENDING, operation)
     return torch.lerp(other, images, weights).clamp_(0, 1)
@@ -103,7 +99,7 @@ def _replace_values(images: Tensor, operation: Tensor, strength: Tensor, factor:
         "brightness": factor * values,
         "contrast": mean.lerp(values.float(), factor),
         "posterize": values >> bits << bits,
-        "solarize": values.where(values < 255 * (1 - strength), 255 - values),
+        "solarize": values.where(values < (255 * (1 - strength)).float(), 255 - values),
         "autocontrast": values.where(lowest == highest, (values - lowest) * 255 / (highest - lowest).clamp(min=1)),
         "equalize": equalized.where(step > 0, values),
     }
