@@ -87,7 +87,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
     assert torch.equal((again[0] if preprocess.has_mixing else again), epochs[0][:5])
 
 
-@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
+@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet", "trivial"])
 def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_threads_and_normalising(preset: str) -> None:
     """The first operations on large images run on bytes, in threads."""
     images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
