@@ -355,7 +355,7 @@ def test_classes_without_images_are_left_out(folder: Path, caplog: pytest.LogCap
         load(folder, skip_unreadable=True, test_share=0.01)
     for path in folder.glob("[cd]*/*"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="training images of two or more classes are expected, .* found: eel"):
+    with pytest.raises(DataError, match=r"training images of two or more classes are expected, .* found: eel"):
         load(folder, skip_unreadable=True)
     with pytest.raises(DataError, match=r"bee: training images of two or more classes are expected.*: holiday"):
         load(folder / "bee", skip_unreadable=True)

@@ -88,11 +88,11 @@ def test_folders_of_splits_may_have_longer_names_but_none_twice(divided: Path) -
         (divided / name).rename(divided / other)
     assert sizes(load(divided)) == {"train": 12, "validation": 9, "test": 6}
     shutil.copytree(divided / "seg_valid", divided / "val")
-    with pytest.raises(DataError, match="one train and at most one val .* found seg_valid, test_set, training_set, v"):
+    with pytest.raises(DataError, match=r"one train and at most one val .* found seg_valid, test_set, training_set, v"):
         load(divided)
     shutil.rmtree(divided / "training_set")
     shutil.rmtree(divided / "val")
-    with pytest.raises(DataError, match="one train and at most one val and test, .* found seg_valid, test_set;"):
+    with pytest.raises(DataError, match=r"one train and at most one val and test, .* found seg_valid, test_set;"):
         load(divided)
 
 
