@@ -12,7 +12,8 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channel_statistics import compute_statistics
-from vitmnist.data.datasets.base import Dataset, hold_out_validation
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.hold_out import hold_out_validation
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
 

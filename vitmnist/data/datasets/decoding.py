@@ -37,8 +37,6 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 11
 """The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
-MIN_STD = 8
-"""A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 BLOCK = 8
 """Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
 PROBED_IMAGES = 100
@@ -222,12 +220,6 @@ def _make_splits(
     mode = "grey; rgb keeps colours" if options.mode == ColorMode.grey else "rgb"
     message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
-    if (deviation := 255 * max(record["std"])) < MIN_STD:
-        log.warning(
-            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
-            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
-            *(folder, deviation),
-        )
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
