@@ -35,7 +35,7 @@ from vitmnist.data.randomness import (
 )
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.store.read_in_chunks import MapStyleDataset, count_reading_workers, read_in_chunks
-from vitmnist.store.rows import Placement, StoreOptions, gather_rows, store_rows
+from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 
 Tensors = TypeVar("Tensors", bound="TensorSet")
 CHUNK_SIZE = 1024
@@ -117,7 +117,7 @@ class TensorSet(SampleSource):
         return 0 if is_loaded and not self.is_mapped else self.nbytes
 
     def store_all(self, options: StoreOptions) -> TensorSet:
-        if options.placement is Placement.HOST:
+        if options.folder is None:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
         if self.is_mapped or not len(self):
@@ -209,7 +209,7 @@ class DatasetSource(SampleSource):
 
     def store_all(self, options: StoreOptions) -> TensorSet:
         images, labels = store_rows(self._chunks, len(self), options)
-        return TensorSet(images, labels, is_mapped=options.placement is Placement.FILE)
+        return TensorSet(images, labels, is_mapped=options.folder is not None)
 
 
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
