@@ -20,7 +20,6 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_runner import StepRunner
 
 CPU = torch.device("cpu")
 LOSS = partial(F.cross_entropy, reduction="sum")
@@ -38,8 +37,7 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    runner = StepRunner(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
-    return TrainStep(runner, optimizer, lambda step: 1.0)
+    return TrainStep(model, Preprocess(tiny.train, augment), LOSS, optimizer, lambda step: 1.0, batch_size=5)
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +31,7 @@ AfterStep = Callable[[EpochTimer], object]
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
@@ -42,8 +43,7 @@ def train_epoch(
     timer = progress.timer
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
-        sums = step(batch, progress.record_step)
-        metrics.update(sums)
+        metrics.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
     timer.stop()
@@ -59,7 +59,7 @@ def evaluate(
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
     split: str = "eval",
-) -> tuple[dict[str, float], Predictions]:
+) -> tuple[dict[str, Any], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
