@@ -115,8 +115,8 @@ def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused
     # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
     ended = train_here(*quick, "batch_size=14", "trainer.micro_batch=4")
     assert ended.stderr == (
-        "error: batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is the "
-        "last one, else trainer.micro_batch=null or a larger batch_size\n"
+        "error: batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it "
+        "is the last one, else trainer.micro_batch=null or a larger batch_size\n"
     )
     assert "trainer.micro_batch=4: the model has batch normalisation" in ended.stdout
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +18,8 @@ from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.batch import enumerate_batches
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
 """Called after each batch for the progress bar, checkpoints and signals. Its time does not count as computing."""
@@ -35,7 +31,7 @@ def train_epoch(
     """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
-        DataError: the loader delivers too few or too many batches.
+        ValueError: the loader delivers fewer or more batches than the epoch has.
         TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
@@ -47,8 +43,6 @@ def train_epoch(
         timer.begin("other")
         after_step(timer)
     timer.stop()
-    if skipped_steps := step.pop_skipped_steps():
-        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 
@@ -69,7 +63,7 @@ def evaluate(
         split: the prefix of the metrics, such as `SPLIT_loss`. `SPLIT_s` is the time of the evaluation in seconds.
 
     Raises:
-        DataError: the loader delivers too few or too many batches.
+        ValueError: the loader delivers fewer or more batches than the epoch has.
     """
     model.eval()
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
@@ -80,7 +74,7 @@ def evaluate(
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), float32_products():
-        for index, (images, labels) in timer.waiting(enumerate_batches(loader, epoch=0)):
+        for index, (images, labels) in timer.waiting(zip(range(len(loader)), loader.epoch(0), strict=True)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(index), sampler.num_images(index)
             logits, targets = model(preprocess(images))[:count], labels[:count]

@@ -26,7 +26,7 @@ from vitmnist.losses import Loss
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import IGNORED, Batch, enumerate_batches
+from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
 from vitmnist.training.model_and_loss import GraphedModule, ModelAndLoss
 from vitmnist.training.step_options import StepOptions
@@ -83,7 +83,7 @@ class TrainStep:
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
-        self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._use_tf32 = self.options.precision == Precision.tf32  # Evaluation never does.
         self._make_eager()
         self.train_mode()  # `prepare` compiles the code of this mode.
         self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
@@ -112,13 +112,18 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch from batch `start` on, for `__call__`; raises as `enumerate_batches` does."""
+        """Yield the batches of an epoch from batch `start` on, for `__call__`.
+
+        Raises:
+            ValueError: the loader delivers fewer or more batches than the epoch has.
+        """
         sampler = loader.sampler
         # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         all_keys = self.preprocess.keys(sampler, epoch, start)
 
         def generate() -> Generator[Batch, None, None]:
-            for (index, (images, loaded)), keys in zip(enumerate_batches(loader, epoch, start), all_keys, strict=False):
+            loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
+            for (index, (images, loaded)), keys in zip(loaded_batches, all_keys, strict=False):
                 # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, sampler.num_images(index), keys)
@@ -141,7 +146,7 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        self._unscale_gradients()
+        self._scaler.unscale_(self.optimizer)
         before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
@@ -157,12 +162,14 @@ class TrainStep:
         for parameter in self._parameters:
             parameter.grad = None
         totals: dict[str, Tensor] = {}
-        microbatches = self._microbatches(batch)
+        module, microbatches = self.active_module, self._microbatches(batch)
+        # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
+        skip_all_reduce = module.no_sync if isinstance(module, DistributedDataParallel) else nullcontext
         for micro in microbatches:
             is_last = micro is microbatches[-1]
-            with self._float32_products(), nullcontext() if is_last else self._skip_all_reduce():
+            with float32_products(self._use_tf32), nullcontext() if is_last else skip_all_reduce():
                 with self._eager_if(len(micro) < self.microbatch_size):
-                    loss_sum, metric_sums = self.active_module(micro.tensors())
+                    loss_sum, metric_sums = module(micro.tensors())
                 loss = loss_sum / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
@@ -184,30 +191,9 @@ class TrainStep:
         # Padding can fill whole microbatches. Leave them out.
         return list(islice(batch.microbatches(self.microbatch_size), count))
 
-    def _skip_all_reduce(self) -> AbstractContextManager[object]:
-        """DDP all-reduces the gradients once, in the backward pass of the last microbatch."""
-        module = self.active_module
-        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
-
-    def _float32_products(self) -> AbstractContextManager[None]:
-        """Compute float32 products in TF32, if configured. Evaluation never uses TF32."""
-        return float32_products(use_tf32=self.options.precision == Precision.tf32)
-
     def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
         """Skip compiled code for a short batch, which would be compiled again."""
         return torch.compiler.set_stance("force_eager") if self.options.compile and is_short else nullcontext()
-
-    def _unscale_gradients(self) -> None:
-        if self._scaler.is_enabled():
-            self._scaler.unscale_(self.optimizer)
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
-
-    def pop_skipped_steps(self) -> int:
-        """Return how many steps since the last call left the weights unchanged; waits for the device."""
-        skipped_steps = int(self._skipped_steps)
-        self._skipped_steps.zero_()
-        return skipped_steps
 
     def prepare(self, loader: Loader) -> None:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
@@ -264,7 +250,7 @@ class TrainStep:
             self.active_module = GraphedModule(self.eager_module)
         (whole,) = self._microbatches(batch)
         self.model.zero_grad()
-        with self._float32_products():
+        with float32_products(self._use_tf32):
             self.active_module.capture(whole.tensors())  # type: ignore[operator]
 
     def distribute(self, world: World) -> None:
@@ -290,7 +276,6 @@ class TrainStep:
         # Keep the options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
-        self._skipped_steps.zero_()
         if state["scaler"]:  # Empty, unless the run used fp16.
             self._scaler.load_state_dict(state["scaler"])
         if self.ema:
