@@ -24,7 +24,7 @@ from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_b
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
-from vitmnist.store.rows import Placement, StoreOptions, gather_rows, store_rows
+from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, encode_samples, keep_samples_in_file, keep_samples_in_memory
 from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
@@ -180,7 +180,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: Store
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
     chunks = partial(_read_all, dataloader, read, sample_nbytes)
-    if options.placement is not Placement.FILE:
+    if not options.folder:
         check_fits("ram", sample_nbytes * size, torch.device("cpu"))
     contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
@@ -201,12 +201,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if options.placement is Placement.FILE else None
-    sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
-    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
-    if structure:
-        contents = options.fingerprint and f"{options.fingerprint}, {size} samples with metadata, of {structure}"
-        return keep_samples_in_file(chunks, size, structure, options.folder, contents)
+    for_file = options.folder is not None
+    sample_nbytes = len(encode_samples(examples, for_file).blocks[0]) / len(examples)
+    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, for_file), sample_nbytes)
+    if options.folder:
+        contents = options.fingerprint and f"{options.fingerprint}, {size} pickled samples"
+        return keep_samples_in_file(chunks, size, options.folder, contents)
     return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
@@ -243,7 +243,7 @@ def _read_rows(
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: TreeStructure | None, indices: range) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], for_file: bool, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
-        return encode_samples((fetch_sample(decode, index) for index in indices), structure)
+        return encode_samples((fetch_sample(decode, index) for index in indices), for_file)

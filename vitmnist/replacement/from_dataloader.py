@@ -43,12 +43,11 @@ from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_in_chunks import return_unchanged
-from vitmnist.store.rows import Placement, StoreOptions
+from vitmnist.store.rows import StoreOptions
 from vitmnist.store.tree import copy_tree
 
-PLACEMENTS = {"ram": Placement.HOST, "cache": Placement.FILE}
-"""Where each value of the argument `loader` keeps the samples."""
-LOADER_NAMES = {placement: name for name, placement in PLACEMENTS.items()}
+LOADER_NAMES = ("auto", "ram", "cache")
+"""The values of the argument `loader`."""
 TRANSFORM_MODES = ("exact", "tensor")
 """The values of the argument `transforms`."""
 
@@ -95,23 +94,23 @@ def from_dataloader(
         DataError: samples cannot be read or kept, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in ("auto", *PLACEMENTS):
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, ('auto', *PLACEMENTS))}")
+    if loader not in LOADER_NAMES:
+        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
     if transforms not in TRANSFORM_MODES:
         raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
         return dataloader
     if choose_device("auto").type == "cpu":
         keep_freed_memory()
-    make_store_options = partial(StoreOptions, folder=Path(folder).expanduser(), fingerprint=fingerprint)
+    in_memory, in_file = StoreOptions(), StoreOptions(Path(folder).expanduser(), fingerprint)
     to_tensors = transforms == "tensor"
     if loader != "auto":
-        return _replace(dataloader, make_store_options(PLACEMENTS[loader]), to_tensors)
+        return _replace(dataloader, in_memory if loader == "ram" else in_file, to_tensors)
     try:
         try:
-            return _replace(dataloader, make_store_options(Placement.HOST), to_tensors)
+            return _replace(dataloader, in_memory, to_tensors)
         except OutOfSpaceError:
-            return _replace(dataloader, make_store_options(Placement.FILE), to_tensors)
+            return _replace(dataloader, in_file, to_tensors)
     except UserError as error:
         if to_tensors:
             raise
@@ -122,7 +121,7 @@ def from_dataloader(
 def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
     """Build a replacement that keeps its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
-    name = LOADER_NAMES[options.placement]
+    name = "cache" if options.folder else "ram"
     try:
         with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
             return _build(dataloader, options, to_tensors)

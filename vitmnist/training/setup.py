@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
