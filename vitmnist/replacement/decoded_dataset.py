@@ -39,17 +39,15 @@ class RowTensors:
     structure: TreeStructure
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch. Raises `NoRowPerSampleError` unless all leaves are tensors with `size` rows."""
+    def from_batch(cls, batch: object, size: int) -> RowTensors | None:
+        """Flatten a batch. Returns None unless it has tensors, and each has `size` rows."""
         leaves, structure = flatten_tree(batch)
-        if not leaves:
-            raise NoRowPerSampleError("the batch has no tensor")
-        for path, leaf in zip(structure.paths(), leaves, strict=True):
+        for leaf in leaves:
             # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NoRowPerSampleError(f"batch{path} is no plain tensor with a row for each sample")
-        return cls(tuple(leaves), structure)
+                return None
+        return cls(tuple(leaves), structure) if leaves else None
 
     @property
     def signature(self) -> list[str]:
@@ -120,10 +118,16 @@ def materialize_or_collate(collate: Callable[[list[Any]], object], batch: Deferr
 
 
 class RowDataset(DecodedDataset):
-    """A decoded dataset that gathers each batch from rows of tensors."""
+    """A decoded dataset that gathers each batch from rows of tensors.
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
-        self._rows = rows
+    Args:
+        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
+            then independent of random numbers that the loop draws before the first batch, for example for another
+            loader in a `zip`.
+    """
+
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors, draws_early: bool) -> None:
+        self._rows, self._draws_early = rows, draws_early
         super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
@@ -154,19 +158,10 @@ class DecodedDataLoader(DataLoader[Any]):
         # A framework can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
-        return super().__iter__()
-
-
-class EarlyOrderDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch in `iter`, like a `DataLoader` with workers, which read ahead.
-
-    The order is then independent of random numbers that the loop draws before the first batch, for example for another
-    loader in a `zip`.
-    """
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
-        return chain([*islice(batches, 1)], batches)
+        if isinstance(self.dataset, RowDataset) and self.dataset._draws_early:
+            return chain([*islice(batches, 1)], batches)
+        return batches
 
 
 def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors:
@@ -234,13 +229,17 @@ def _read_rows(
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
-    collate_once = partial(collate_batch, collate, samples, indices)
-    batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
+    try:
+        batch, reason = call_and_check_random(
+            partial(collate_batch, collate, samples, indices), collate, always_repeat=False
+        )
+    except DataError as error:  # These samples may never form a batch.
+        raise NoRowPerSampleError(str(error)) from error
     if reason:
         raise NoRowPerSampleError(f"collating is random: {reason}")
     rows = RowTensors.from_batch(batch, len(indices))
-    if (rows.structure, rows.signature) != (example.structure, example.signature):
-        raise NoRowPerSampleError(f"a batch has {rows.signature} per sample, and another batch {example.signature}")
+    if not rows or rows.signature != example.signature:
+        raise NoRowPerSampleError(f"not every batch has the tensors {example.signature}")
     return rows.tensors
 
 
