@@ -5,13 +5,16 @@ import os
 import sys
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from vitmnist.errors import ExitCode, RunInterrupted, escape_unprintable
+from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
+
+TIMED_FORMAT = "%(asctime)s  %(message)s"
+"""The format of log records, as in conf/config.yaml."""
 
 
 class PrintableFormatter(logging.Formatter):
@@ -46,13 +49,10 @@ def add_dataset_arguments(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code. Also usable as a decorator.
+def errors_as_messages() -> Iterator[None]:
+    """Decorator of `main` that turns an exception into one message and an exit code.
 
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
-
-    Args:
-        select: returns the exception to report instead of the raised exception.
     """
     # Until a log is configured, this handler prints warnings.
     if logging.lastResort:
@@ -61,8 +61,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
         yield
         # Flush now, so that a closed pipe raises here, not at interpreter exit. `print` also works if stdout is None.
         print(end="", flush=True)
-    except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
-        error = select(raised) if select else raised
+    except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError):
             # The reader of stdout, such as `head`, has exited. Redirect stdout, so that the flush at exit succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -12,11 +12,14 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group, parse_key
 from vitmnist.config.schema import Config
+from vitmnist.errors import ConfigError
 
 
 def run_label(overrides: Sequence[str], folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
@@ -64,21 +67,48 @@ OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_c
 
 
 @contextmanager
-def separate_hydra() -> Iterator[None]:
-    """Set the state of Hydra aside within the block: it belongs to the program, which can be one of Hydra itself."""
-    composer, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
-    states = (version, "version_base"), (config, "cfg"), (composer, "hydra")
-    values = [getattr(holder, name) for holder, name in states]
+def initialized_hydra() -> Iterator[None]:
+    """Initialise Hydra for `conf/` in the block, and restore its state: the caller can be a program of Hydra."""
+    composer = GlobalHydra.instance()
+    states = [(holder, {**vars(holder)}) for holder in (composer, HydraConfig.instance(), VersionBase.instance())]
     composer.clear()
     try:
-        yield
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            yield
     finally:
         GlobalHydra.set_instance(composer)  # `initialize_config_dir` replaces it by a copy.
-        for (holder, name), value in zip(states, values, strict=True):
-            setattr(holder, name, value)
+        for holder, state in states:
+            vars(holder).update(state)
+
+
+def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
+    """Compose the overrides of a command line; call this in `initialized_hydra`.
+
+    Returns:
+        The configuration, and the section `hydra`. A key that a sweep varies has its default.
+
+    Raises:
+        ConfigError: `overrides` are a sweep, and `hydra.mode` is not MULTIRUN.
+        HydraException, OmegaConfBaseException: an override is wrong.
+    """
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    varied = [str(override.input_line) for override in parsed if override.is_sweep_override()]
+    constant = [override for override in overrides if override not in varied]
+    composed = hydra.compose("config", constant, return_hydra_config=True)
+    # Without Hydra's launcher, nobody else sets this; `${hydra:runtime.cwd}` in a value needs it.
+    HydraConfig.instance().set_config(composed)
+    if composed.hydra.mode != RunMode.MULTIRUN:
+        if varied:
+            raise ConfigError(
+                f"{varied[0]}: is a sweep; type -m to run it, or brackets around the values of a list; in Python, call "
+                "vitmnist.train for each value"
+            )
+        if composed.repeats > 1:
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+    return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), composed.hydra
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration with overrides; raises the exceptions of Hydra and OmegaConf."""
-    with separate_hydra(), initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", list(overrides))
+    """Compose the configuration with overrides; raises the exceptions of `compose_command`."""
+    with initialized_hydra():
+        return compose_command(overrides)[0]
