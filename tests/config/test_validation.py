@@ -111,36 +111,19 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (["model=cnn", "optimizer.lr=0.01", "+x=1"], "cnn-lr_0.01-x_1"),
         (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-base_disk"),
         (["data.root=/some/where", "model.x=a b/c", "~model"], "x_a_b_c-no_model"),
-        (["init=" + "y" * 90], "init_" + "y" * 50),
+        (["init=" + "y" * 90], "init_" + "y" * 35),
         (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr_0"),
     ],
 )
-def test_folders_are_named_after_what_was_typed(
-    overrides: list[str], label: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path.cwd().anchor)  # The length of a name depends on the working directory.
+def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
     assert run_label(overrides) == label
 
 
 def test_a_job_is_named_after_what_differs_and_needs_no_quotes() -> None:
     typed = ["data.dataset.path=/ä/modern & old/{}", "optimizer.lr=1e+3", "model=cnn", "epochs=1"]
-    assert job_name(7, typed, ["model", "epochs"], "swept") == "7-path_modern_old_-lr_1e_3"
-    assert job_name(7, typed[2:], ["model", "epochs"], "swept") == "7"
-    assert len(job_name(1000, 20 * typed, [], "/")) <= 60
-
-
-@pytest.mark.parametrize("length", [120, 130])
-def test_a_long_working_directory_leaves_room_for_the_files_of_a_run(
-    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A path on Windows has up to 260 characters."""
-    folder = tmp_path / ("f" * (length - len(str(tmp_path))))
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    long = ["init=" + "y" * 90]
-    sweep = "outputs/sweeps/2026-11-27/12-00-00-abcdef"
-    for path in (f"outputs/runs/2026-11-27/12-00-00-{run_label(long)}-abcdef", f"{sweep}/100-{run_label(long, sweep)}"):
-        assert 150 < len(str(folder / path)) < 200
+    assert job_name(7, typed, ["model", "epochs"]) == "7-path_modern_old_-lr_1e_3"
+    assert job_name(7, typed[2:], ["model", "epochs"]) == "7"
+    assert len(job_name(1000, 20 * typed, [])) <= 45
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:

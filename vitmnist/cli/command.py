@@ -1,6 +1,5 @@
 """The argument parser and the exception handling that all commands share."""
 
-import logging
 import os
 import sys
 import traceback
@@ -14,14 +13,7 @@ from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 TIMED_FORMAT = "%(asctime)s  %(message)s"
-"""The format of log records, as in conf/config.yaml."""
-
-
-class PrintableFormatter(logging.Formatter):
-    """Formats log records; escapes control characters, such as ESC in a file name."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_unprintable(super().format(record))
+"""The format of log records in files, as in conf/config.yaml."""
 
 
 def echo(text: str, file: TextIO | None = None) -> None:
@@ -54,9 +46,6 @@ def errors_as_messages() -> Iterator[None]:
 
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
     """
-    # Until a log is configured, this handler prints warnings.
-    if logging.lastResort:
-        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         yield
         # Flush now, so that a closed pipe raises here, not at interpreter exit. `print` also works if stdout is None.

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, read_write
 
 import vitmnist
 from vitmnist.cli.arguments import Arguments, find_value, parse_arguments
-from vitmnist.cli.command import TIMED_FORMAT, PrintableFormatter, echo, errors_as_messages, format_command
+from vitmnist.cli.command import TIMED_FORMAT, echo, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
 from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
@@ -130,7 +130,7 @@ def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun | No
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
     handler = logging.FileHandler(folder / f"rank-{world.rank}.log", encoding="utf-8")
-    handler.setFormatter(PrintableFormatter(TIMED_FORMAT))
+    handler.setFormatter(logging.Formatter(TIMED_FORMAT))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 

@@ -13,7 +13,7 @@ import torch
 from hydra.types import RunMode
 
 from vitmnist.cli.arguments import parse_arguments, quote, to_overrides
-from vitmnist.cli.command import TIMED_FORMAT, PrintableFormatter
+from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
 from vitmnist.cli.train import configure_run, train_run
@@ -143,8 +143,8 @@ def run_log(folder: Path) -> Iterator[None]:
     logger = logging.getLogger("vitmnist")
     level, propagate = logger.level, logger.propagate
     screen, file = logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "vitmnist.log", encoding="utf-8")
-    screen.setFormatter(PrintableFormatter(TIMED_FORMAT, "%H:%M:%S"))
-    file.setFormatter(PrintableFormatter(TIMED_FORMAT))
+    screen.setFormatter(logging.Formatter(TIMED_FORMAT, "%H:%M:%S"))
+    file.setFormatter(logging.Formatter(TIMED_FORMAT))
     logger.setLevel(logging.INFO)
     logger.propagate = False
     for handler in (screen, file):
