@@ -32,13 +32,13 @@ from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
+from vitmnist.inference.evaluation import load_evaluation_dataset
 from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.tracking.result import CONFIG_FILE
 
 KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, data.folds, data.fold, batch_size"
-NO_EFFECT = f"has no effect on a trained model; only {KEYS}"
+NO_EFFECT = f"has no effect on a trained model; only {KEYS} can be changed"
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,10 @@ def test_a_metric_is_printed_with_its_digits(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("program", "arguments", "message"),
     [
-        (evaluate_main, ["run", "model=vit"], f"error: model=vit: {NO_EFFECT}, device can be changed"),
-        (evaluate_main, ["run", "data.normalize=imagenet"], f"error: data.normalize=imagenet: {NO_EFFECT}, device can"),
-        (evaluate_main, ["run", "data/loader=disk"], f"error: data/loader=disk: {NO_EFFECT}, device can be changed"),
-        (export_main, ["run", "--format=torch", "device=cuda"], f"error: device=cuda: {NO_EFFECT} can be changed"),
-        (evaluate_main, ["run", "--weights", "best", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
+        (evaluate_main, ["run", "model=vit"], f"error: model=vit: {NO_EFFECT}"),
+        (evaluate_main, ["run", "data.normalize=imagenet"], f"error: data.normalize=imagenet: {NO_EFFECT}"),
+        (export_main, ["run", "--format=torch", "data/loader=disk"], f"error: data/loader=disk: {NO_EFFECT}"),
+        (evaluate_main, ["run", "data/dataset=kmnst"], "did you mean 'kmnist'?"),
         (evaluate_main, ["run", "batch_size=0"], "batch_size=0: must be at least 1"),
         (evaluate_main, ["run", "--mistakes", "no/a.csv"], "error: no/a.csv: No such file or directory"),
         (predict_main, ["run", "nothing.png"], "error: nothing.png: cannot be read as an image"),
@@ -240,8 +239,7 @@ def test_a_registered_dataset_at_another_place_is_divided_as_the_user_says(
     (tmp_path / CONFIG_FILE).write_text(OmegaConf.to_yaml(recorded))
 
     def evaluated_images(*overrides: str) -> int:
-        config = load_evaluation_config(tmp_path, [*overrides], IMAGE_KEYS)
-        return len(load_evaluation_dataset(tmp_path, config.data, [*overrides]).eval_split)
+        return len(load_evaluation_dataset(tmp_path, overrides)[0].eval_split)
 
     with pytest.raises(ConfigError, match=r"another path; type data\.holdout=null to evaluate all"):
         evaluated_images("data.dataset.folder=other")

@@ -7,18 +7,12 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 TIMED_FORMAT = "%(asctime)s  %(message)s"
 """The format of log records in files, as in conf/config.yaml."""
-
-
-def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text with control characters escaped; to stdout by default."""
-    print(escape_unprintable(text), file=file)
 
 
 def create_parser(name: str, description: str | None) -> ArgumentParser:
@@ -38,6 +32,11 @@ def add_dataset_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
     )
+
+
+def add_device_argument(parser: ArgumentParser) -> None:
+    """Add the argument that `evaluate` and `predict` share."""
+    parser.add_argument("--device", default="auto", help="auto (the default), cpu, cuda, cuda:1, …")
 
 
 @contextmanager
@@ -62,7 +61,7 @@ def errors_as_messages() -> Iterator[None]:
         if failure.status == "interrupted":
             print(failure.message, file=sys.stderr)
         elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-            echo(f"error: {failure.message}", sys.stderr)
+            print(f"error: {escape_unprintable(failure.message)}", file=sys.stderr)
         else:
             traceback.print_exception(error)
         sys.exit(failure.exit_code)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitmnist.cli.command import add_run_arguments, create_parser, echo, errors_as_messages
+from vitmnist.cli.command import add_device_argument, add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError
@@ -57,7 +57,7 @@ def main() -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print JSON")
     formats.add_argument("--csv", action="store_true", help="print a CSV table, with the probability of each class")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
+    add_device_argument(parser)
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     options = parser.parse_intermixed_args()
     model = load_model(options.run, options.weights, options.device)
@@ -71,8 +71,8 @@ def main() -> None:
         print(encode_csv(columns, rows), end="")
     for row in rows:
         if "warning" in row:
-            echo(f"warning: {row['file']}: {row['warning']}", sys.stderr)
+            print(f"warning: {row['file']}: {row['warning']}", file=sys.stderr)
         if "class" in row and not (options.json or options.csv):
-            echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
+            print(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

@@ -94,9 +94,6 @@ def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, 
         )
     # An unknown metric is an error before the first job.
     find_metric(values.monitor, "monitor")
-    # Windows limits a path to 260 characters, and the folders and files of a job need 110.
-    if os.name == "nt" and len(str(folder.absolute())) > 150:
-        raise ConfigError(f"hydra.sweep.dir={folder.absolute()}: must have at most 150 characters on Windows")
     # The folders of the jobs are named after the other keys.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, read_write
 
 import vitmnist
 from vitmnist.cli.arguments import Arguments, find_value, parse_arguments
-from vitmnist.cli.command import TIMED_FORMAT, echo, errors_as_messages, format_command
+from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
 from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
@@ -104,7 +104,7 @@ def configure_run(
     is_resumed = has_run_to_continue(folder) if arguments.resume == "auto" else arguments.resume is not None
     if is_resumed:
         if arguments.resume == "auto":
-            echo(f"resume=auto: resuming {display_path(folder)}")
+            print(f"resume=auto: resuming {display_path(folder)}")
         global_overrides, overrides = split_global_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
         overrides = [*global_overrides, *overrides]

@@ -1,7 +1,6 @@
 """`vitmnist.train`: trains a run from Python, and leaves the process as it was."""
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -35,8 +34,8 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 
         result = vitmnist.train("data/loader=gpu_slice", epochs=3, data={"holdout": 0.1})
 
-    Random states, torch's deterministic flag, logging, signal handlers, environment variables and the state of Hydra
-    are restored at the end. In the main thread, a signal stops the run after its step, and the run is saved. In another
+    Random states, torch's deterministic flag, logging, signal handlers and the state of Hydra are
+    restored at the end. In the main thread, a signal stops the run after its step, and the run is saved. In another
     thread, signals do not stop it.
 
     Args:
@@ -112,8 +111,7 @@ def _describe_error(error: BaseException, stop: StopSignal, folder: Path | None)
 
 @contextmanager
 def preserved_process() -> Iterator[None]:
-    """Restore on exit what a run changes in this process: random states, flags and the device of torch, environment."""
-    environment = dict(os.environ)
+    """Restore on exit what a run changes in this process: random states, and flags and the device of torch."""
     flags: Any = torch.utils.deterministic
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -132,9 +130,6 @@ def preserved_process() -> Iterator[None]:
         if torch.cuda.is_initialized():
             torch.cuda.set_device(device)
             torch.cuda.set_rng_state_all(states)
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
 
 
 @contextmanager
