@@ -15,10 +15,9 @@ import torch
 from PIL import Image
 
 import vitmnist
-from tests.conftest import REPOSITORY, CallHere, Printed, overrides_for, result_of
+from tests.conftest import REPOSITORY, Printed, overrides_for
 from tests.support.pages import blocks
 from tests.support.pictures import draw, write_pictures
-from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.train import main as train
 from vitmnist.data.datasets.base import Dataset
@@ -205,35 +204,6 @@ def test_a_model_can_be_called_in_threads_and_changes_no_state(
     assert all(parameter.grad is None for parameter in digits.module.parameters())
 
 
-def test_an_evaluation_is_that_of_the_command_and_of_the_record(
-    folder: Path, digits: TrainedModel, output_of: Printed, tiny: Dataset
-) -> None:
-    for split in ("validation", "test"):
-        evaluation = digits.evaluate(split)
-        printed = json.loads(output_of(evaluate_main, "digits", "--json", f"--split={split}", folder=folder))
-        assert evaluation.metrics == {name: printed[name] for name in evaluation.metrics}
-        assert evaluation.confusion_matrix.tolist() == printed["confusion_matrix"]
-        assert (evaluation.split_name, evaluation.accuracy) == (split, printed["acc"])
-    assert len(digits.evaluate("test", ["data.dataset.test_size=3"]).split) == 3
-    assert digits.evaluate().split_name == "validation"
-    predicted = [prediction.label for prediction in digits(tiny.test.images)]
-    assert [row["predicted_class"] for row in evaluation.rows(range(7))] == predicted
-    with pytest.raises(ConfigError, match=r"^split all: the dataset has only train and validation and test images"):
-        digits.evaluate("all")
-    with pytest.raises(ConfigError, match=r"^model=vit: has no effect on a trained model"):
-        digits.evaluate(overrides=["model=vit"])
-
-
-@pytest.mark.parametrize("kind", ["final", "last"])
-def test_weights_are_chosen_by_name(folder: Path, kind: str, photos: TrainedModel) -> None:
-    model = vitmnist.load_model(folder / "photos", kind, torch.device("cpu"))
-    assert model.weights.stem == kind
-    recorded = result_of(folder / "photos")["epochs"][-1]["eval_acc"]
-    assert model.evaluate().accuracy == recorded
-    assert model.device.type == "cpu"
-    assert photos.weights.stem == "final"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -270,16 +240,3 @@ def test_the_documented_program_prints_predictions(
     draw(2).save("scan.png")
     exec(program.replace('"RUN"', '"digits"'), {})
     assert len(capsys.readouterr().out.splitlines()) >= 3
-
-
-def test_a_file_that_cannot_be_read_stops_the_model_but_not_the_command(
-    folder: Path, digits: TrainedModel, call_here: CallHere, tmp_path: Path
-) -> None:
-    draw(2).save(tmp_path / "2.png")
-    (tmp_path / "text.png").write_text("no image")
-    files = [tmp_path / "text.png", tmp_path / "2.png"]
-    ended = call_here(predict_main, "digits", *map(str, files), folder=folder)
-    assert (ended.returncode, "2.png: " in ended.stdout) == (1, True)
-    with pytest.raises(DataError) as refused:
-        digits(files)
-    assert str(refused.value) in ended.stderr

@@ -55,6 +55,7 @@ def test_each_command_is_explained_and_its_mistakes_have_their_exit_codes(name: 
 def test_usage_errors_and_interrupts_have_their_exit_codes(
     call_here: CallHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert call_here(main).stdout.startswith("usage: vitmnist COMMAND")
     ended = call_here(main, "evalute", "RUN")
     assert ended.returncode == 2
     assert ended.stderr.startswith(
@@ -106,9 +107,3 @@ main()
 def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path) -> None:
     ended = run_python("-c", INTERRUPT, "torch", "evaluate", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
-
-
-def test_the_program_without_arguments_shows_the_commands(
-    call_here: CallHere, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call_here(main).stdout.startswith("usage: vitmnist COMMAND")
