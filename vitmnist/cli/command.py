@@ -20,23 +20,15 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
-def add_run_arguments(parser: ArgumentParser) -> None:
+def add_run_arguments(parser: ArgumentParser, *, overrides: bool = False, device: bool = False) -> None:
     """Add the arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", help="best, final or last; default: the first of these that exists")
-
-
-def add_dataset_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments that `evaluate` and `export` share."""
-    add_run_arguments(parser)
-    parser.add_argument(
-        "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
-    )
-
-
-def add_device_argument(parser: ArgumentParser) -> None:
-    """Add the argument that `evaluate` and `predict` share."""
-    parser.add_argument("--device", default="auto", help="auto (the default), cpu, cuda, cuda:1, …")
+    if overrides:
+        help_text = "changes to the run's configuration, such as data.dataset.path=other"
+        parser.add_argument("overrides", nargs="*", help=help_text)
+    if device:
+        parser.add_argument("--device", default="auto", help="auto (the default), cpu, cuda, cuda:1, …")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 from tabulate import tabulate
 from torch import Tensor
 
-from vitmnist.cli.command import add_dataset_arguments, add_device_argument, create_parser, errors_as_messages
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS
 from vitmnist.metrics.classification import compute_class_metrics
@@ -61,8 +61,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
-    add_dataset_arguments(parser)
-    add_device_argument(parser)
+    add_run_arguments(parser, overrides=True, device=True)
     parser.add_argument("--split", help="default: validation if there is one, else test")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.cli.command import add_dataset_arguments, create_parser, errors_as_messages
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
@@ -129,7 +129,7 @@ def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, b
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("export", __doc__)
-    add_dataset_arguments(parser)
+    add_run_arguments(parser, overrides=True)
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)

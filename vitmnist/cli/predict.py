@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vitmnist.cli.command import add_device_argument, add_run_arguments, create_parser, errors_as_messages
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError
@@ -52,12 +52,11 @@ def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Ite
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("predict", __doc__)
-    add_run_arguments(parser)
+    add_run_arguments(parser, device=True)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print JSON")
     formats.add_argument("--csv", action="store_true", help="print a CSV table, with the probability of each class")
-    add_device_argument(parser)
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     options = parser.parse_intermixed_args()
     model = load_model(options.run, options.weights, options.device)
