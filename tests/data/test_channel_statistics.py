@@ -12,7 +12,8 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
-from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
 

@@ -26,9 +26,10 @@ def test_the_permutation_of_the_next_epoch_is_drawn_during_an_epoch(monkeypatch:
     monkeypatch.setattr(Tensor, "to", lambda tensor, *target, **options: tensor.clone())
     sampler_module._permutation.cache_clear()
     sampler = EpochSampler(size=50, batch_size=5, seed=3)
+    before = set(threading.enumerate())
     for epoch in range(3):
         indices = sampler.indices(epoch, device="cuda")
-        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        for thread in set(threading.enumerate()) - before:
             thread.join(10)
         assert sampler_module._permutation.cache_info().misses == epoch + 2
         assert torch.equal(indices, torch.cat(list(sampler.batches(epoch))))

@@ -10,7 +10,8 @@ import torch
 from tests.conftest import Printed, result_of
 from tests.data.datasets.test_image_folder import draw
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize, load_dataset
+from vitmnist.data.datasets.base import Dataset, load_dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -56,9 +57,9 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     assert len(part.train) == 8
     with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
         divide(load(), fold=0)
-    with pytest.raises(ConfigError, match="both of two ways to make folds"):
-        divide(load(), folds=2, fold=0)
-    assert len(divide(load(columns={"fold": None}), folds=2, fold=0).validation) == 6
+    assert len(divide(load(), folds=2, fold=0).validation) == 6
+    with pytest.raises(ConfigError, match="there are no folds"):
+        divide(load(columns={"fold": None}), fold=1)
     with pytest.raises(DataError, match="has no column part"):
         load(columns={"fold": "part"})
     table.write_text(table.read_text().replace(",2.0", ",b"))
@@ -71,7 +72,7 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     [
         ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
         ({"folds": 3}, "data.folds=3 data.fold=None: data.fold must be one of 0, 1, 2; -m trains several"),
-        ({"fold": 0}, "neither of two ways to make folds; choose data.folds=5"),
+        ({"fold": 0}, "there are no folds; set data.folds=5, or give a table of labels a column of folds"),
         ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
     ],
 )

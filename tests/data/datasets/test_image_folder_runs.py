@@ -13,7 +13,7 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
-from vitmnist.data.datasets import image_folder
+from vitmnist.data.datasets import decoding
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.inference.trained_model import load_model
 from vitmnist.runtime import memory
@@ -48,7 +48,7 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
             together.wait(timeout=60)
         return read_image(reader, path)
 
-    monkeypatch.setattr(image_folder, "available_cores", lambda: 3)
+    monkeypatch.setattr(decoding, "available_cores", lambda: 3)
     monkeypatch.setattr(ImageReader, "__call__", read)
     found = load(folder, **options)
     assert (found.sha256, found.skipped) == (expected.sha256, 1)

@@ -12,8 +12,9 @@ from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
 from vitmnist.data.channel_statistics import compute_statistics
-from vitmnist.data.datasets.base import Dataset, hold_out_validation, load_dataset
+from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
+from vitmnist.data.hold_out import hold_out_validation
 from vitmnist.errors import ConfigError, DataError
 
 
@@ -131,5 +132,5 @@ def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(tin
     assert not label_of
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
     for size in (23, 100):
-        with pytest.raises(ConfigError, match=f"data.holdout={size}: the set has 23 training images"):
+        with pytest.raises(ConfigError, match=f"data.holdout={size}: leaves none of the 23 training images"):
             hold_out_validation(tiny, size, seed=0)
