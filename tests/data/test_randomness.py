@@ -38,8 +38,8 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "raised", "message"),
     [
-        ({"name": "disk", "num_workers": 0}, StopIteration, RuntimeError, "sample 9 of the dataset raised StopIter"),
-        ({"name": "prefetch"}, StopIteration, RuntimeError, "sample 9 of the dataset raised StopIteration"),
+        ({"name": "disk", "num_workers": 0}, StopIteration, RuntimeError, "generator raised StopIteration"),
+        ({"name": "prefetch"}, StopIteration, RuntimeError, "generator raised StopIteration"),
         ({"name": "disk", "num_workers": 1}, ConnectionResetError, ConnectionResetError, "the server is gone"),
     ],
 )

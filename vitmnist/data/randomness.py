@@ -252,24 +252,16 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
     The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
     on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
     the sampler's `draws`.
-
-    Raises:
-        RuntimeError: a sample raised `StopIteration`.
     """
-    with preserved_random_state():
-        samples = []
+
+    def read() -> Iterator[Any]:
         for index in indices:
             seed_generators(seed, epoch, index)
-            samples.append(read_sample(dataset, index % len(dataset)))  # type: ignore[arg-type]  # torch has no protocol for it
-        return samples
+            yield dataset[index % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
 
-
-def read_sample(dataset: Dataset[Any], index: int) -> Any:
-    """Read a sample. A `StopIteration` becomes a `RuntimeError`, because it would end the epoch without an error."""
-    try:
-        return dataset[index]
-    except StopIteration as error:
-        raise RuntimeError(f"sample {index} of the dataset raised StopIteration") from error
+    with preserved_random_state():
+        # In a generator, Python replaces a `StopIteration` of the dataset, which would end the epoch without an error.
+        return list(read())
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:

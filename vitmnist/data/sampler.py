@@ -181,11 +181,6 @@ class EpochSampler:
         return range(start, start + each + (self.rank < extra))
 
 
-def to_index_tensor(indices: slice | Tensor) -> Tensor:
-    """Convert the indices of a batch to int64 `[B]`."""
-    return torch.arange(indices.start, indices.stop, device="cpu") if isinstance(indices, slice) else indices
-
-
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draw as many images of each class, in random order: the `draws` of an epoch, int64 `[N]`."""
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
