@@ -9,7 +9,6 @@ is for pen on paper. A folder means all images in it and below it; glob patterns
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import torch
 
 from vitmnist.cli.command import add_run_arguments, create_parser, echo, errors_as_messages
 from vitmnist.data.image_listing import find_images
-from vitmnist.data.images import collect_file_warnings
 from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import BATCH_SIZE, TrainedModel, load_model
 from vitmnist.runtime.files import encode_csv
@@ -35,10 +33,7 @@ def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Ite
         for path in paths[start : start + BATCH_SIZE]:
             rows[path] = {"file": str(path)}
             try:
-                with collect_file_warnings() as warned:
-                    image = model.read(path)
-                if warned:  # A custom reader can open other files too.
-                    rows[path]["warning"] = "; ".join(warned.values())
+                image = model.read(path)
                 images[path] = 255 - image if invert else image
             except DataError as error:
                 rows[path]["error"] = str(error)
@@ -70,8 +65,6 @@ def main() -> None:
             row |= {f"probability_{name}": value for name, value in row.get("all", {}).items()}
         print(encode_csv(columns, rows), end="")
     for row in rows:
-        if "warning" in row:
-            echo(f"warning: {row['file']}: {row['warning']}", sys.stderr)
         if "class" in row and not (options.json or options.csv):
             echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vitmnist.config import parse_key
 from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.recorded_config import load_recorded_config

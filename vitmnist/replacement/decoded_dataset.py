@@ -24,7 +24,7 @@ from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_b
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
-from vitmnist.store.rows import Placement, StoreOptions, gather_rows, store_rows
+from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, encode_samples, keep_samples_in_file, keep_samples_in_memory
 from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
@@ -39,17 +39,15 @@ class RowTensors:
     structure: TreeStructure
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch. Raises `NoRowPerSampleError` unless all leaves are tensors with `size` rows."""
+    def from_batch(cls, batch: object, size: int) -> RowTensors | None:
+        """Flatten a batch. Returns None unless it has tensors, and each has `size` rows."""
         leaves, structure = flatten_tree(batch)
-        if not leaves:
-            raise NoRowPerSampleError("the batch has no tensor")
-        for path, leaf in zip(structure.paths(), leaves, strict=True):
+        for leaf in leaves:
             # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NoRowPerSampleError(f"batch{path} is no plain tensor with a row for each sample")
-        return cls(tuple(leaves), structure)
+                return None
+        return cls(tuple(leaves), structure) if leaves else None
 
     @property
     def signature(self) -> list[str]:
@@ -120,10 +118,16 @@ def materialize_or_collate(collate: Callable[[list[Any]], object], batch: Deferr
 
 
 class RowDataset(DecodedDataset):
-    """A decoded dataset that gathers each batch from rows of tensors."""
+    """A decoded dataset that gathers each batch from rows of tensors.
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
-        self._rows = rows
+    Args:
+        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
+            then independent of random numbers that the loop draws before the first batch, for example for another
+            loader in a `zip`.
+    """
+
+    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors, draws_early: bool) -> None:
+        self._rows, self._draws_early = rows, draws_early
         super().__init__(original, guard)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
@@ -154,19 +158,10 @@ class DecodedDataLoader(DataLoader[Any]):
         # A framework can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
-        return super().__iter__()
-
-
-class EarlyOrderDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch in `iter`, like a `DataLoader` with workers, which read ahead.
-
-    The order is then independent of random numbers that the loop draws before the first batch, for example for another
-    loader in a `zip`.
-    """
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
-        return chain([*islice(batches, 1)], batches)
+        if isinstance(self.dataset, RowDataset) and self.dataset._draws_early:
+            return chain([*islice(batches, 1)], batches)
+        return batches
 
 
 def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors:
@@ -185,7 +180,7 @@ def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: Store
     read = partial(_read_rows, dataset, dataloader.collate_fn, example)
     sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
     chunks = partial(_read_all, dataloader, read, sample_nbytes)
-    if options.placement is not Placement.FILE:
+    if not options.folder:
         check_fits("ram", sample_nbytes * size, torch.device("cpu"))
     contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
@@ -206,12 +201,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    structure = flatten_tree(examples[0])[1] if options.placement is Placement.FILE else None
-    sample_nbytes = len(encode_samples(examples, structure).blocks[0]) / len(examples)
-    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, structure), sample_nbytes)
-    if structure:
-        contents = options.fingerprint and f"{options.fingerprint}, {size} samples with metadata, of {structure}"
-        return keep_samples_in_file(chunks, size, structure, options.folder, contents)
+    for_file = options.folder is not None
+    sample_nbytes = len(encode_samples(examples, for_file).blocks[0]) / len(examples)
+    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, for_file), sample_nbytes)
+    if options.folder:
+        contents = options.fingerprint and f"{options.fingerprint}, {size} pickled samples"
+        return keep_samples_in_file(chunks, size, options.folder, contents)
     return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
@@ -234,17 +229,21 @@ def _read_rows(
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
-    collate_once = partial(collate_batch, collate, samples, indices)
-    batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
+    try:
+        batch, reason = call_and_check_random(
+            partial(collate_batch, collate, samples, indices), collate, always_repeat=False
+        )
+    except DataError as error:  # These samples may never form a batch.
+        raise NoRowPerSampleError(str(error)) from error
     if reason:
         raise NoRowPerSampleError(f"collating is random: {reason}")
     rows = RowTensors.from_batch(batch, len(indices))
-    if (rows.structure, rows.signature) != (example.structure, example.signature):
-        raise NoRowPerSampleError(f"a batch has {rows.signature} per sample, and another batch {example.signature}")
+    if not rows or rows.signature != example.signature:
+        raise NoRowPerSampleError(f"not every batch has the tensors {example.signature}")
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], structure: TreeStructure | None, indices: range) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], for_file: bool, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
-        return encode_samples((fetch_sample(decode, index) for index in indices), structure)
+        return encode_samples((fetch_sample(decode, index) for index in indices), for_file)

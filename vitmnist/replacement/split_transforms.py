@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import zip_longest
-from types import MethodType
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -270,16 +269,10 @@ class TransformGuard:
         return {key for key, _ in self._digests.items() ^ self._attribute_digests().items()} - self._ignored
 
     def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
-        """Return the digest of each attribute, by the index of the transform and the name of the attribute.
-
-        For a bound method, such as a collate function that the dataset defines, these are the attributes of its object.
-        A transform without attributes is digested itself, under an empty name.
-        """
+        """Return the digest of each attribute, by the index of the transform and the name of the attribute."""
         digests: dict[tuple[int, str], bytes] = {}
         for index, transform in enumerate(self._deterministic):
-            owner = transform.__self__ if isinstance(transform, MethodType) else transform
-            attributes = getattr(owner, "__dict__", None) or {"": owner}
-            for name, value in attributes.items():
+            for name, value in getattr(transform, "__dict__", {}).items():
                 with suppress(Exception):  # Any method of an object can fail.
                     digests[index, name] = blake2b(pickle.dumps(value)).digest()
         return digests
