@@ -147,7 +147,7 @@ def classify_error(error: BaseException) -> Failure:
         return Failure(str(error) or "interrupted", ExitCode.INTERRUPTED, "interrupted")
     if isinstance(error, MemoryError):
         return Failure(f"out of host memory; {LESS_HOST_MEMORY}", cause="memory")
-    if isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError | ValueError):
         for pattern, failure in FAILURES:
             if match := re.search(pattern, str(error)):
                 return replace(failure, message=failure.message.format(text=match[0].strip()))
@@ -185,6 +185,13 @@ FAILURES = (
         Failure(
             "another rank does not answer: it failed (see its own message), was killed, or hung for "
             "distributed.timeout_s: {text}"
+        ),
+    ),
+    (
+        "^Expected more than 1 value per channel when training",
+        Failure(
+            "batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is "
+            "the last one, else trainer.micro_batch=null or a larger batch_size"
         ),
     ),
     (
