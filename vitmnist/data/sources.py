@@ -13,7 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +29,6 @@ from vitmnist.data.randomness import (
     has_set_epoch,
     preserved_random_state,
     read_probes,
-    read_sample,
     read_samples,
     refuse_random_samples,
 )
@@ -185,7 +184,7 @@ class DatasetSource(SampleSource):
 
     def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
         """Collate some samples; raise `ConfigError` if one of them is random."""
-        read = partial(read_sample, self.dataset)
+        read = self.dataset.__getitem__
         try:
             with preserved_random_state(self.dataset):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
