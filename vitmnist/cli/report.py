@@ -7,7 +7,7 @@ vitmnist report outputs/sweeps/DATE/TIME outputs/sweeps/DATE/TIME --output compa
 from datetime import datetime
 from pathlib import Path
 
-from vitmnist.cli.command import create_parser, echo, errors_as_messages
+from vitmnist.cli.command import create_parser, errors_as_messages
 
 
 @errors_as_messages()
@@ -22,4 +22,4 @@ def main() -> None:
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or default
     text = write_report(options.folders, output)
-    echo(f"{text}\n\nReport: {output / 'report.html'}")
+    print(f"{text}\n\nReport: {output / 'report.html'}")

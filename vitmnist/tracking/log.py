@@ -67,12 +67,10 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
         log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(test: Mapping[str, Any], best: int | None) -> None:
-    """Log the evaluation on the test split; `best` is the best epoch, counted from 0."""
-    weights = "final weights"
-    if test["weights"] == "best" and best is not None:
-        weights = f"best weights, of epoch {best + 1}"
-    log.info("test split  loss %.4f acc %.2f%%  (%s)", test["test_loss"], test["test_acc"], weights)
+def log_test(test: Mapping[str, Any], best: int) -> None:
+    """Log the evaluation on the test split; `best` is the best epoch, counted from 1."""
+    message = "test split  loss %.4f acc %.2f%%  (best weights, of epoch %d)"
+    log.info(message, test["test_loss"], test["test_acc"], best)
 
 
 def log_bottleneck(result: Result) -> None:
