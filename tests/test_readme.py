@@ -93,7 +93,7 @@ def test_documented_commands_on_a_trained_run_work(
 def test_tensorboard_shows_a_run(trained: Path) -> None:
     (arguments,) = commands("tensorboard")
     ended = run_python("-m", "tensorboard.main", *arguments, "--inspect", folder=trained)
-    assert "system/epoch_s" in ended.stdout, ended.stderr
+    assert "usage/epoch_s" in ended.stdout, ended.stderr
 
 
 def test_every_documented_command_is_one_of_those_tested() -> None:

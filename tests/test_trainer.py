@@ -2,6 +2,7 @@
 
 import inspect
 import runpy
+import shutil
 import traceback
 import weakref
 from functools import partial
@@ -15,12 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, result_of
+from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, assert_same_weights, result_of
 from tests.support.fake_queue import simulate_gpus
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
@@ -118,6 +120,21 @@ def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
+    runs: Path, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
+    monkeypatch.setitem(METRICS.import_package(), "labelled", count)
+    printed = succeed("resume=cut", "max_minutes=null")
+    assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
+    assert_same_weights(runs / "whole", tmp_path / "cut")
+    epochs = result_of(tmp_path / "cut")["epochs"]
+    assert [epoch["train_labelled"] for epoch in epochs] == [None, 100]
+    assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
 
 
 class Tied(nn.Module):

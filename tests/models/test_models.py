@@ -1,12 +1,15 @@
 """The ViT computes the articles' formulas. A model with a wrong output is refused, and its bugs are shown."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.conftest import Printed, Train
+from vitmnist.losses import LOSSES
+from vitmnist.losses.cross_entropy import CrossEntropyOptions
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.models.vit import ViT, ViTOptions
@@ -104,3 +107,46 @@ def test_a_bug_in_a_model_is_shown_with_its_traceback(
     assert ended.returncode == 1
     for part in ("Traceback", "test_models.py", "has no attribute 'missing'"):
         assert part in ended.stdout + ended.stderr
+
+
+class Put(torch.autograd.Function):
+    """The identity, with an operation in its backward pass that has no deterministic implementation."""
+
+    @staticmethod
+    def forward(ctx: object, values: Tensor) -> Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient.put(torch.tensor([0]), torch.ones(1))
+
+
+class Wrapped(nn.Module):
+    """A model, and a function of its logits."""
+
+    def __init__(self, model: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.function(self.model(images))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "loss", "data/loader=auto"])
+def test_an_operation_without_a_deterministic_form_ends_the_run_with_the_key(
+    where: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(logits: Tensor, *targets: Tensor) -> Tensor:
+        return logits.put(torch.tensor([0]), torch.ones(1))
+
+    if where == "loss":
+        monkeypatch.setitem(LOSSES.import_package(), "cross_entropy", (CrossEntropyOptions, lambda *args: put))
+    else:
+        options, build = MODELS.import_package()["cnn"]
+        function = put if where == "forward" else Put.apply
+        monkeypatch.setitem(MODELS.import_package(), "cnn", (options, lambda *args: Wrapped(build(*args), function)))
+    typed = ["data/loader=auto", "data.loader.seconds=0.1"] if "auto" in where else []
+    printed = refuse(*quick, *typed, "trainer.deterministic=true")
+    torch.use_deterministic_algorithms(False)
+    assert printed.count("put_ does not have a deterministic implementation") == 1
+    assert printed.endswith("use another one, or set trainer.deterministic=false\n")

@@ -46,13 +46,6 @@ def test_a_run_is_stopped_saved_and_resumed(
     assert_same_run(tmp_path / "linux", tmp_path / "≈")
 
 
-def test_a_sweep_refuses_a_folder_whose_path_is_too_long_for_its_jobs(windows: StartOnWindows, tmp_path: Path) -> None:
-    code, output = windows(TRAIN, "-m", "batch_size=0,-1", "hydra.sweep.dir=" + "f" * 170).ended()
-    assert code == 1
-    assert "fff: must have at most 170 characters on Windows" in output
-    assert not (tmp_path / ("f" * 170)).exists()
-
-
 LOCKED = """
 from pathlib import Path
 from threading import Thread
@@ -153,6 +146,7 @@ from pathlib import Path
 
 import torch
 
+from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
 from vitmnist.store.cache_file import open_or_write_cache
 
@@ -165,10 +159,12 @@ mapped = decode(0)
 with path.open("r+b") as file:
     file.seek(-8, 2)
     file.write(b"damaged!")
-again = decode(10)
-names = sorted(folder.name[24:] for folder in Path("decoded").iterdir() if folder.is_dir())
-print(again.tolist(), decode(20).tolist(), names)
+try:
+    decode(10)
+except DataError as error:
+    print(error)
 del mapped
+again = decode(10)
 again.zero_()  # This changes copies of the pages.
 print(decode(30).tolist())
 
@@ -182,8 +178,9 @@ print(Path("result.json").read_bytes())
 
 def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindows, tmp_path: Path) -> None:
     """A process maps a damaged cache, and `vitmnist status` reads a record for a moment."""
-    expected = ["[10, 11, 12, 13, 14] [10, 11, 12, 13, 14] ['', '-2']", "[10, 11, 12, 13, 14]", "b'second'"]
-    assert windows("-c", FILES).succeeded().splitlines()[-3:] == expected
+    refused, decoded, record = windows("-c", FILES).succeeded().splitlines()[-3:]
+    assert "the cache folder decoded cannot be used" in refused
+    assert (decoded, record) == ("[10, 11, 12, 13, 14]", "b'second'")
 
 
 COMMANDS = """
@@ -211,7 +208,7 @@ def test_a_sweep_trains_with_each_loader_and_its_runs_are_used(
 
     on_disk = folders[2].relative_to(tmp_path).as_posix()
     commands = {
-        "report swept": "fastest",
+        "report swept": "Lowest time",
         "status swept": r"completed +2 +2",
         f"evaluate {on_disk} --mistakes mistakes.csv --grid grid.png": "acc .*%",
         f"predict {on_disk} 0.png 1.png": "0.png",

@@ -24,7 +24,7 @@ from vitmnist.data import randomness
 from vitmnist.errors import DataError
 from vitmnist.store import read_in_chunks
 from vitmnist.store.samples import IMAGE_MODES, encode_samples, keep_samples_in_file, keep_samples_in_memory
-from vitmnist.store.tree import find_difference, flatten_tree
+from vitmnist.store.tree import find_difference
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
@@ -221,10 +221,9 @@ VALUES: list[Any] = [
 def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
     for value in VALUES:
         sample = {"value": value, "label": 7}
-        structure = flatten_tree(sample)[1] if in_file else None
-        chunks = [encode_samples([sample] * 3, structure), encode_samples([sample], structure)]
-        if structure:
-            kept = keep_samples_in_file(lambda chunks=chunks: chunks, 4, structure, tmp_path, None)
+        chunks = [encode_samples([sample] * 3, in_file), encode_samples([sample], in_file)]
+        if in_file:
+            kept = keep_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None)
         else:
             kept = keep_samples_in_memory(chunks, expected_nbytes=1)
         for sample in (kept[1], kept[3], kept.load(2, as_views=True)):
@@ -267,13 +266,13 @@ def test_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_
 def test_tensors_keep_their_strides_and_share_their_storage() -> None:
     table = torch.arange(100.0).view(10, 10)
     sample = {"rows": table[4:], "columns": table[:, 2:9], "spread": table[1].expand(3, 10), "again": table[4:]}
-    kept = keep_samples_in_memory([encode_samples([sample], None)], 1)[0]
+    kept = keep_samples_in_memory([encode_samples([sample])], 1)[0]
     assert {name: tensor.stride() for name, tensor in kept.items()} == {name: t.stride() for name, t in sample.items()}
     kept["rows"].fill_(-1)
     assert kept["columns"][7].tolist() == [-1.0] * 7
     assert kept["again"][3].tolist() == [-1.0] * 10
     conjugate = {"conj": torch.tensor([1j]).conj(), "neg": torch.tensor([1j]).conj().imag}
-    kept = keep_samples_in_memory([encode_samples([conjugate], None)], 1)[0]
+    kept = keep_samples_in_memory([encode_samples([conjugate])], 1)[0]
     assert kept["conj"].is_conj()
     assert kept["neg"].is_neg()
     assert find_difference(kept, conjugate) is None
@@ -281,7 +280,7 @@ def test_tensors_keep_their_strides_and_share_their_storage() -> None:
 
 def test_what_a_file_cannot_keep_is_named() -> None:
     for value in (
-        *(None, object(), {1, 2}, np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
+        *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(
             Image.new("RGBa", (2, 2)),
             torch.zeros(2).to_sparse(),
@@ -292,13 +291,19 @@ def test_what_a_file_cannot_keep_is_named() -> None:
     ):
         named = "an image of mode RGBa" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
-            encode_samples([{"value": value}], flatten_tree({"value": 0})[1])
+            encode_samples([{"value": value}], for_file=True)
     image = draw(1)
     image.info["path"] = Path("file")
     with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file keeps only"):
-        encode_samples([image], flatten_tree(0)[1])
-    with pytest.raises(DataError, match="the samples differ in their structure"):
-        encode_samples([[1, 2]], flatten_tree([0])[1])
+        encode_samples([image], for_file=True)
+
+
+def test_a_file_can_call_no_other_function(tmp_path: Path) -> None:
+    """Anyone can have written the file."""
+    chunk = encode_samples([Path("file")])
+    kept = keep_samples_in_file(lambda: [chunk], 1, tmp_path, None)
+    with pytest.raises(DataError, match=r"a sample in a cache file refers to pathlib\..*Path; remove the cache"):
+        kept.load(0)
 
 
 def address(samples: list[Any]) -> int:

@@ -14,10 +14,10 @@ from tests.support.fake_queue import FakeQueue, simulate_gpus
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
+from vitmnist.loaders import decoded
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.decoded import PinnedBuffers
 from vitmnist.runtime import device as device_module
-from vitmnist.runtime.device import CompletedEvent, choose_device
+from vitmnist.runtime.device import choose_device
 from vitmnist.store.tree import find_difference
 
 DEVICE = torch.device("privateuseone")
@@ -95,26 +95,18 @@ class NeverHolds(FakeQueue):
         return tensor
 
 
-class NeverSynchronizes(FakeQueue):
-    def record_event(self) -> CompletedEvent:
-        """A pinned buffer is filled again while the device still copies out of it."""
-        return CompletedEvent()
-
-
 @pytest.mark.parametrize(
     ("label", "forgetful"),
     [
         ("prefetch of ram", NeverWaits),
         ("prefetch of gpu_slice", NeverWaits),
         ("prefetch of disk", NeverHolds),
-        ("ram", NeverSynchronizes),
     ],
 )
 def test_each_of_the_precautions_is_needed(
-    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue], monkeypatch: pytest.MonkeyPatch
+    open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue]
 ) -> None:
     """The proof of the test above: on the same device, a loader that leaves one out delivers something else."""
-    monkeypatch.setattr(PinnedBuffers, "MEMORY", 0)  # With 16 buffers, this epoch would fill none of them twice.
     loader, device = open_on_fake(label, forgetful)
     with loader:
         batches = expected(data, loader, 0)
@@ -131,33 +123,12 @@ def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(open_on_fa
         assert (device.most_blocks - kept) / blocks_per_batch <= loader.options.queue_size + 4 < len(loader)
 
 
-@pytest.mark.parametrize("label", ["ram", "prefetch of ram"])
-def test_one_pool_of_pinned_buffers_and_one_stream_serve_all_epochs(open_on_fake: Open, label: str) -> None:
-    loader, device = open_on_fake(label)
-    with loader:
-        for epoch in range(5):
-            epoch_on(device, loader, epoch, late=True)
-    assert device.made_pinned == 2 * PinnedBuffers.MAX_DEPTH  # There is one pool for images and one for labels.
-    assert len(device.streams) == (2 if "prefetch" in label else 1)  # `prefetch` adds its own stream.
-
-
-def test_large_batches_have_few_pinned_buffers() -> None:
-    for pixels, depth in ((28 * 28, 16), (224 * 224 * 3, 4)):
-        tensors = torch.zeros(1, pixels, dtype=torch.uint8).expand(500, -1), torch.zeros(500, dtype=torch.int64)
-        assert PinnedBuffers(FakeQueue(DEVICE), tensors, 500).depth == depth
-
-
-def test_more_iterators_than_buffers_do_not_wait_for_each_other(open_on_fake: Open, data: TensorSet) -> None:
+def test_a_host_that_runs_ahead_waits_for_its_copies(open_on_fake: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded, "MAX_COPIES", 3)
     loader, device = open_on_fake("ram")
     with loader:
-        iterators = [loader.epoch(epoch) for epoch in range(2 * PinnedBuffers.MAX_DEPTH)]
-        batches = [next(iterator) for iterator in iterators]
-        seen: list[Tensor] = []
-        for images, _ in batches:
-            device.read(images, seen)
-        device.finish()
-        for epoch, images in enumerate(seen):
-            assert torch.equal(images, data.images[next(loader.sampler.batches(epoch))])
+        epoch_on(device, loader, 0, late=True)
+    assert device.most_copies == 2 * 3 < 2 * len(loader)  # Images and labels
 
 
 @pytest.mark.parametrize("label", ["ram", "prefetch of ram", "prefetch of gpu_slice"])
@@ -165,7 +136,7 @@ def test_abandoned_epochs_do_not_disturb_the_next(open_on_fake: Open, data: Tens
     """Their uploads are under way when their memory and their buffers are used again."""
     loader, device = open_on_fake(label)
     with loader:
-        for epoch in range(2 * PinnedBuffers.MAX_DEPTH):
+        for epoch in range(8):
             abandoned = loader.epoch(epoch)
             next(abandoned)
             del abandoned
@@ -187,37 +158,6 @@ def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
             choose_device(name)
     assert choose_device("auto") == torch.device("cpu")
     assert re.fullmatch(f"device=auto: no GPU can be used: {reason}", caplog.messages[-1])
-
-
-@pytest.mark.parametrize(
-    ("capability", "architectures", "is_usable"),
-    [
-        ((7, 0), "sm_75 sm_80 sm_90", False),
-        ((6, 1), "sm_75 compute_75", False),
-        ((8, 9), "sm_75 sm_86", True),
-        ((8, 0), "sm_75 sm_86", False),
-        ((12, 0), "sm_90a sm_100 sm_120", True),
-        ((10, 3), "sm_90 compute_90", True),
-        ((9, 0), "gfx90a gfx942", True),
-    ],
-)
-def test_a_gpu_without_kernels_in_this_torch_is_not_chosen(
-    capability: tuple[int, int],
-    architectures: str,
-    is_usable: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Binary code runs on later GPUs of its major capability, PTX on all later ones; ROCm has other names."""
-    simulate_gpus(monkeypatch, 1, capability, architectures.split())
-    if is_usable:
-        assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 0)
-        return
-    assert choose_device("auto") == torch.device("cpu")
-    reason = f"A GPU has compute capability {capability[0]}.{capability[1]}, and this torch has code for "
-    assert caplog.messages[0].startswith(f"device=auto: the CPU is used, because {reason}")
-    with pytest.raises(ConfigError, match=rf"^device=cuda: {reason}.* only; set device=cpu, or install a torch for"):
-        choose_device("cuda")
 
 
 def test_the_current_gpu_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

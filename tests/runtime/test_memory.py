@@ -13,7 +13,6 @@ import torch
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.base import INDEX_NBYTES, check_memory
 from vitmnist.runtime import cpu, memory
 from vitmnist.runtime.memory import (
     OutOfSpaceError,
@@ -22,7 +21,6 @@ from vitmnist.runtime.memory import (
     read_host_peak,
     reset_host_peak,
 )
-from vitmnist.store.rows import Placement
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -50,17 +48,6 @@ def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> No
         match=r"gpu_slice: the set takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
     ):
         check_fits("gpu_slice", 2**30 + 1, cuda, "; try another")
-
-
-def test_a_sets_memory_is_judged_at_its_real_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype, size in ((torch.uint8, 1), (torch.float64, 8)):
-        arrays = TensorSet(torch.zeros(23, 3, dtype=dtype), torch.zeros(23, dtype=torch.int64))
-        expected = 23 * (3 * size + 8 + INDEX_NBYTES)
-        monkeypatch.setattr(memory, "measure_free_memory", lambda device, free=expected: free)
-        check_memory("own", Placement.DEVICE, arrays, torch.device("cuda"))
-        monkeypatch.setattr(memory, "measure_free_memory", lambda device, free=expected: free - 1)
-        with pytest.raises(OutOfSpaceError):
-            check_memory("own", Placement.DEVICE, arrays, torch.device("cuda"))
 
 
 @pytest.mark.needs("/proc")

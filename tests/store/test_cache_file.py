@@ -28,7 +28,7 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.memory import OutOfSpaceError
 from vitmnist.runtime.run_folder import InUseError, folder_lock
 from vitmnist.store import cache_file
-from vitmnist.store.rows import Placement, StoreOptions
+from vitmnist.store.rows import StoreOptions
 
 ORDER = {"batch_size": 4, "device": "cpu", "seed": 0, "shuffle": "none"}
 EXPECTED = [11 * index for index in range(10)]
@@ -55,7 +55,7 @@ def flip_last_byte(file: Path) -> None:
 
 
 def values(samples: Made, folder: Path, fingerprint: str | None = None) -> list[int]:
-    stored = DatasetSource(samples).store_all(StoreOptions(Placement.FILE, folder, fingerprint))
+    stored = DatasetSource(samples).store_all(StoreOptions(folder, fingerprint))
     return (stored.images[:, 0, 0] * 10 + stored.labels).tolist()
 
 
@@ -98,7 +98,7 @@ def test_a_cache_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.M
         file.truncate(file.tell() + 10 * size)
     written = json.loads(path.with_name("cache.json").read_text())["crc32"]
     monkeypatch.setattr(cache_file, "_checksum", lambda *parts: written)
-    tensors = DatasetSource(counted()).store_all(StoreOptions(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).store_all(StoreOptions(tmp_path, "counted"))
     assert tensors.images.shape == (10, size)
     assert tensors.images[9, -1] == 0
 
@@ -114,7 +114,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
 
 
 def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
-    tensors = DatasetSource(counted()).store_all(StoreOptions(Placement.FILE, folder=tmp_path, fingerprint="counted"))
+    tensors = DatasetSource(counted()).store_all(StoreOptions(tmp_path, "counted"))
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
     assert np.array_equal(stored, tensors.images.numpy())

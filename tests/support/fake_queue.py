@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -75,7 +75,7 @@ class FakeQueue(DeviceQueue):
         super().__init__(device)
         self.default = Stream()
         self.streams = [self.default]
-        self.made_pinned = self.most_blocks = 0
+        self.copies = self.most_copies = self.most_blocks = 0
         self._current = threading.local()
         self._pinned: list[Tensor] = []
         self._blocks: dict[int, tuple[Tensor, Stream, list[Stream]]] = {}
@@ -100,7 +100,6 @@ class FakeQueue(DeviceQueue):
 
     def empty_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         with self._lock:
-            self.made_pinned += 1
             self._pinned.append(torch.empty(shape, dtype=dtype))
             return self._pinned[-1]
 
@@ -109,9 +108,16 @@ class FakeQueue(DeviceQueue):
             ranges = [range(block.data_ptr(), block.data_ptr() + max(block.nbytes, 1)) for block in self._pinned]
             if not any(tensor.data_ptr() in addresses for addresses in ranges):
                 tensor = tensor.clone()  # From pageable memory the driver copies before the call returns.
-            block, copy = self.allocate(tensor.shape, tensor.dtype)
-            self.enqueue(lambda: block.copy_(tensor))
-            return copy
+            block, on_device = self.allocate(tensor.shape, tensor.dtype)
+            self.copies += 1
+            self.most_copies = max(self.most_copies, self.copies)
+
+            def copy() -> None:
+                block.copy_(tensor)
+                self.copies -= 1
+
+            self.enqueue(copy)
+            return on_device
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, DeviceTensor]:
         """A block of memory of the current stream, and the tensor whose last reference frees it."""
@@ -184,8 +190,6 @@ def _poison(block: Tensor) -> None:
 def simulate_gpus(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
-    capability: tuple[int, int] = (9, 0),
-    architectures: Sequence[str] = ("sm_90",),
     current: int = 0,
 ) -> None:
     """Let torch report GPUs that do not exist. Their `uuid` is their index."""
@@ -194,9 +198,6 @@ def simulate_gpus(
         "is_available": True,
         "device_count": count,
         "current_device": current,
-        "get_device_capability": capability,
-        "get_device_name": "A GPU",
-        "get_arch_list": list(architectures),
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)

@@ -94,7 +94,7 @@ def test_the_confusion_matrix_of_the_commands_picture_is_that_of_the_last_epoch(
     quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
 ) -> None:
     succeed(*quick, "log.images_every_epochs=5", "hydra.run.dir=run")
-    (image,) = events(tmp_path / "run").Images("images/confusion_matrix")
+    (image,) = events(tmp_path / "run").Images("visuals/confusion_matrix")
     assert image.step == 2
     assert call_here(evaluate, "run", "--confusion", "matrix.png").returncode == 0
     shown, written = Image.open(io.BytesIO(image.encoded_image_string)), Image.open(tmp_path / "matrix.png")

@@ -23,9 +23,9 @@ def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatc
     logger.add_images({"worst_mistakes": MagicMock()}, 3)
     log = wandb.init.return_value.log
     sent = [call.args[0] for call in log.call_args_list]
-    for metric, axis in (("eval/acc", "epoch"), ("step/loss", "step/number")):
+    for metric, axis in (("eval/acc", "epoch"), ("train_step/loss", "train_step/number")):
         assert [values[axis] for values in sent if metric in values] == [1, 2, 3, 4]
-    assert [values["epoch"] for values in sent if "images/worst_mistakes" in values] == [4]
+    assert [values["epoch"] for values in sent if "visuals/worst_mistakes" in values] == [4]
     log.side_effect = wandb.Error("no network")
     with pytest.raises(OSError, match="wandb: no network"):  # A run that ends with an OSError is saved.
         logger.add_epoch(epochs[3])
@@ -74,7 +74,7 @@ def test_each_start_is_a_run_of_mlflow_with_all_epochs(
     epochs = result_of(tmp_path / "run")["epochs"]
     for tag, values in (
         ("eval/acc", [epoch["eval_acc"] for epoch in epochs]),
-        ("step/loss", [step["loss"] for epoch in epochs for step in epoch["steps"]]),
+        ("train_step/loss", [step["loss"] for epoch in epochs for step in epoch["steps"]]),
     ):
         history = client.get_metric_history(completed.info.run_id, tag)
         assert [(metric.step, metric.value) for metric in history] == [*enumerate(values, 1)]

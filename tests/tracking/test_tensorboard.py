@@ -1,4 +1,4 @@
-"""TensorBoard shows every epoch and step once, images, and the configuration."""
+"""TensorBoard shows every epoch and step once, images, the configuration and the hyperparameters."""
 
 import io
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
 from tests.conftest import PLAIN, Printed, result_of
 from vitmnist.metrics.epoch_record import EpochRecord
@@ -26,7 +27,9 @@ def events(folder: Path) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0}).Reload()
 
 
-def test_a_run_shows_metrics_steps_images_and_config(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
+def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparameters(
+    succeed: Printed, quick: list[str], tmp_path: Path
+) -> None:
     settings = ["log.every_steps=3", "log.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
     succeed(*quick, *settings, "hydra.run.dir=here")
     assert [path.name for path in (tmp_path / "here").rglob("*tfevents*") if path.parent.name != "here"] == []
@@ -40,22 +43,29 @@ def test_a_run_shows_metrics_steps_images_and_config(succeed: Printed, quick: li
     steps = [step for epoch in epochs for step in epoch["steps"]]
     assert [step["step"] for step in steps] == [0, 3, 6, 9]
     for key in ("lr", "loss", "grad_norm"):
-        assert [event.step for event in shown.Scalars(f"step/{key}")] == [1, 4, 7, 10], "counted from 1"
-        assert [event.value for event in shown.Scalars(f"step/{key}")] == pytest.approx([step[key] for step in steps])
-    assert len({event.value for event in shown.Scalars("step/lr")}) > 1
+        assert [event.step for event in shown.Scalars(f"train_step/{key}")] == [1, 4, 7, 10], "counted from 1"
+        assert [event.value for event in shown.Scalars(f"train_step/{key}")] == pytest.approx(
+            [step[key] for step in steps]
+        )
+    assert len({event.value for event in shown.Scalars("train_step/lr")}) > 1
     for tag in ("training_batch", "worst_mistakes"):
-        images = shown.Images(f"images/{tag}")
+        images = shown.Images(f"visuals/{tag}")
         assert [image.step for image in images] == [2, 3]
         assert Image.open(io.BytesIO(images[0].encoded_image_string)).width > 100
     (text,) = shown.Tensors("config/text_summary")
     assert "name: kmnist" in text.tensor_proto.string_val[0].decode()
+    (keys,) = shown.PluginTagToContent("hparams").values()
+    values = parse_session_start_info_plugin_data(keys).hparams
+    assert (values["schedule.name"].string_value, values["epochs"].number_value) == ("one_cycle", 3)
+    tags = [*shown.Tags()["scalars"], *shown.Tags()["images"]]
+    assert sorted({tag.partition("/")[0] for tag in tags}) == ["eval", "train", "train_step", "usage", "visuals"]
 
 
 def test_steps_and_images_can_be_turned_off(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
     succeed(*quick, PLAIN, "log.every_steps=null", "epochs=1", "hydra.run.dir=here")
     tags = events(tmp_path / "here").Tags()
     assert tags["images"] == []
-    assert not [tag for tag in tags["scalars"] if tag.startswith("step/")]
+    assert not [tag for tag in tags["scalars"] if tag.startswith("train_step/")]
 
 
 def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
@@ -63,7 +73,7 @@ def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, qui
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
     shown = events(tmp_path / "here")
     assert [event.step for event in shown.Scalars("eval/acc")] == [1, 2, 3]
-    assert [image.step for image in shown.Images("images/training_batch")] == [1, 2, 3]
+    assert [image.step for image in shown.Images("visuals/training_batch")] == [1, 2, 3]
     *_, text = shown.Tensors("config/text_summary")
     assert "epochs: 3" in text.tensor_proto.string_val[0].decode()
 
@@ -97,11 +107,11 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     assert expected == [1, 3, 3, 3, 3, 4, 4]
     reader = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     shown = events(tmp_path)
-    for tag in ("system/epoch_s", "eval/acc"):
+    for tag in ("usage/epoch_s", "eval/acc"):
         assert [event.step for event in reader.Tensors(tag)] == [*range(1, 8)]
         assert [event.step for event in shown.Scalars(tag)] == [*range(1, 8)]
-    assert [event.value for event in shown.Scalars("system/epoch_s")] == expected
-    assert [event.step for event in reader.Tensors("step/loss")] == [*range(1, 7 * steps + 1)]
-    assert [(event.step, event.value) for event in shown.Scalars("step/loss")] == [
+    assert [event.value for event in shown.Scalars("usage/epoch_s")] == expected
+    assert [event.step for event in reader.Tensors("train_step/loss")] == [*range(1, 7 * steps + 1)]
+    assert [(event.step, event.value) for event in shown.Scalars("train_step/loss")] == [
         (step["step"] + 1, step["loss"]) for epoch in epochs for step in epoch["steps"]
     ]

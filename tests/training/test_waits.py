@@ -21,7 +21,7 @@ from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.training.batch import Batch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_runner import StepRunner
+from vitmnist.training.step_options import StepOptions
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="a build of torch for CPUs cannot simulate a GPU")
 
@@ -76,8 +76,8 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             optimizer = OPTIMIZERS.build({"name": "adamw", **OPTIMIZERS_UNDER_TEST["adamw"]}, model, True)
             values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": 0.1, "class_weights": [1] * 10})
             loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
-            runner = StepRunner(model, preprocess.to(CUDA), loss, 8, micro_batch=4)
-            step = TrainStep(runner, optimizer, lambda step: 1.0, clip_norm=1.0, ema=EMA(model, 0.9))
+            parts = model, preprocess.to(CUDA), loss, optimizer, lambda step: 1.0
+            step = TrainStep(*parts, 8, StepOptions(micro_batch=4), clip_norm=1.0, ema=EMA(model, 0.9))
             progress = EpochProgress(0, sampler, CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)

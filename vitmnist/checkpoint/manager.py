@@ -70,6 +70,7 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
+        self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
@@ -81,7 +82,7 @@ class CheckpointManager:
         checkpoint = Checkpoint(
             config=to_json_values(self.config),
             model_info=self._model_info,
-            dataset_sha256=(self.result.dataset or {})["sha256"],
+            dataset_sha256=self._checksums,
             step=step.state_dict(),
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
@@ -94,9 +95,8 @@ class CheckpointManager:
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-            checksums = (self.result.dataset or {})["sha256"]
-            differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
-            if differing:
+            before = checkpoint.dataset_sha256
+            if differing := [name for name, value in self._checksums.items() if before.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -104,7 +104,7 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
@@ -152,15 +152,12 @@ class CheckpointManager:
         self.world.barrier()
         raise create_interruption(StopReason(stopping))
 
-    def load_best_weights(self) -> str:
-        """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
+    def load_best_weights(self) -> None:
+        """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
         best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
-        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1] if best.is_file() else None)
-        if weights is None:
-            return "final"
+        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
         with storage.as_damaged_error(best):
             self.step.eval_model.load_state_dict(weights)
-        return "best"
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""

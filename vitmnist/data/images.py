@@ -1,16 +1,13 @@
 """Reads image files of any format, size and mode as uint8 pixels `[H, W, C]` of one size."""
 
 import errno
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +24,6 @@ PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
 """Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO, may be transient."""
 TRANSPOSED = (5, 6, 7, 8)
 """The EXIF orientations of images whose rows are stored as columns."""
-_current = threading.local()
-"""`path` is the file that the current thread is reading."""
 
 
 class ColorMode(str, Enum):
@@ -74,7 +69,6 @@ class ImageReader:
             DataError: the file is missing or damaged, or has an unknown format.
             OSError: a transient system error, such as too many open files.
         """
-        _current.path = path
         try:
             # Do not use `np.fromfile`: it returns fewer bytes after a read error. Torch needs a writable buffer.
             content = np.frombuffer(bytearray(read_bytes(path)), np.uint8)
@@ -88,8 +82,6 @@ class ImageReader:
             reason = getattr(error, "strerror", None) or error  # Its full text would repeat the path.
             reason = "unknown format" if isinstance(error, UnidentifiedImageError) else reason
             raise DataError(f"{path}: cannot be read as an image: {reason}") from error
-        finally:
-            _current.path = None
 
     def decode(self, content: Pixels) -> Pixels:
         """Decode and convert the content of a file, a writable array; can raise any exception."""
@@ -159,23 +151,6 @@ class ImageReader:
         if self.resize == ResizeMode.pad:
             return np.pad(pixels, ((-top, height - rows + top), (-left, width - columns + left), (0, 0)))
         return pixels
-
-
-@contextmanager
-def collect_file_warnings() -> Iterator[dict[Path, str]]:
-    """Collect Pillow's warnings by file, from all threads; printed as usual, they would not name the file."""
-    collected: dict[Path, str] = {}
-
-    def collect(message: Warning | str, *parts: Any, **options: Any) -> None:
-        if path := getattr(_current, "path", None):
-            collected[path] = str(message)
-        else:
-            show(message, *parts, **options)
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", module="PIL", append=True)  # The user's filters take precedence.
-        show, warnings.showwarning = warnings.showwarning, collect
-        yield collected
 
 
 def _decode(content: Pixels, image: Image.Image) -> Pixels:

@@ -3,13 +3,12 @@
 import csv
 import logging
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassifiedFiles, to_nfc
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassOfImage, to_nfc
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -26,8 +25,8 @@ class TableColumns:
 
 
 def read_label_table(
-    table: Path, columns: TableColumns, suffix: str, folder: Path, skip_missing: bool
-) -> tuple[dict[str, ClassifiedFiles], dict[str, int]]:
+    table: Path, columns: TableColumns, suffix: str, folder: Path
+) -> tuple[dict[str, ClassOfImage], dict[str, int]]:
     """Return the images of each split, and the fold of each image by its path relative to `folder`.
 
     Args:
@@ -36,10 +35,9 @@ def read_label_table(
         suffix: appended to the names of the files.
 
     Raises:
-        DataError: the table cannot be read, a line cannot be used, or there are fewer than two classes to train.
+        DataError: the table cannot be read, or a line cannot be used.
     """
-    lines: dict[Path, int] = {}
-    splits: dict[str, ClassifiedFiles] = {split: [] for split in SPLITS}
+    splits: dict[str, ClassOfImage] = {split: {} for split in SPLITS}
     folds: dict[str, int] = {}
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets write a byte order mark.
@@ -48,27 +46,20 @@ def read_label_table(
             _check_columns(table, columns, rows.fieldnames)
             for row in rows:
                 try:
-                    path, label, split, fold = _parse_row(row, columns, suffix, folder)
-                    if path in lines:
-                        raise ValueError(f"{path} is in line {lines[path]} already")
-                    if not (skip_missing or path.exists()):
-                        raise ValueError(f"there is no file {path}")
+                    name, label, split, fold = _parse_row(row, columns, suffix, folder)
+                    if any(name in images for images in splits.values()):
+                        raise ValueError(f"{name} is in an earlier line too")
                 except ValueError as error:
                     raise DataError(f"{table}:{rows.line_num}: {error}") from error
-                lines[path] = rows.line_num
-                splits[split].append((path, label))
+                splits[split][name] = label
                 if fold:
-                    folds[path.relative_to(folder).as_posix()] = int(fold)
+                    folds[name] = int(fold)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={table}: cannot be read: {error}") from error
-    if len({label for _, label in splits["train"]}) < 2:
-        raise DataError(f"{table}: two or more labels of training images are expected")
-    return {split: files for split, files in splits.items() if files}, folds
+    return {split: images for split, images in splits.items() if images or split == "train"}, folds
 
 
 def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> None:
-    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise DataError(f"{table}:1: has more than one column {join_names(repeated)}; rename or remove one")
     required = [columns.file, columns.label]
     optional = {columns.split: TableColumns.split, columns.fold: TableColumns.fold}
     required += [name for name, default in optional.items() if name and name != default]
@@ -81,8 +72,8 @@ def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> 
 
 def _parse_row(
     row: dict[str | Any, Any], columns: TableColumns, suffix: str, folder: Path
-) -> tuple[Path, str, str, str]:
-    """Return the file, class, split and fold of a row; raises `ValueError` if the row cannot be used."""
+) -> tuple[str, str, str, str]:
+    """Return the relative path, class, split and fold of an image; raises `ValueError` if the row cannot be used."""
     if None in row:
         raise ValueError("has more fields than the header; quote values with commas")
     name, label = ((row[column] or "").strip() for column in (columns.file, columns.label))
@@ -98,6 +89,6 @@ def _parse_row(
     name += suffix
     forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
     path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
-    if not path.is_relative_to(folder) or ".." in path.relative_to(folder).parts:
-        raise ValueError(f"{name}: must be below data.dataset.path={folder}, without '..'")
-    return path, to_nfc(label), split, fold
+    if not path.is_relative_to(folder):
+        raise ValueError(f"{name}: must be below data.dataset.path={folder}")
+    return path.relative_to(folder).as_posix(), to_nfc(label), split, fold

@@ -17,11 +17,14 @@ from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.loaders.base import LOADERS, Loader, check_memory, get_placement
+from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.loaders.decoded import RamLoader
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.rows import Placement
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, format_timings
+
+SHARING = ("gpu_slice", "prefetch")
+"""The loaders that are built from the samples that `ram` has decoded, so that memory holds them once."""
 
 
 @dataclass
@@ -87,22 +90,24 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    host_samples: SampleSource | None = None
+    decoded: SampleSource | None = None
     with Benchmark() as benchmark:
-        for name, placement in _loaders_to_try(options, data).items():
-            # If memory already holds the samples, a file is not needed.
-            if options.candidates or placement is not Placement.FILE or host_samples is None:
-                in_memory = placement in (Placement.HOST, Placement.DEVICE)
-                source = host_samples if host_samples and in_memory else data
-                values = options.candidate_values(name)
-                build = partial(_build_candidate, values, source, sampler, device, placement, make_candidate)
-                candidate = benchmark.add(name, build)
-                host_samples = host_samples or getattr(candidate.loader, "host_samples", None)
+        for name in _loaders_to_try(options):
+            if name == "cache" and decoded is not None and not options.candidates:
+                continue  # The samples fit into memory, so a file is not written.
+            source = data if decoded is None or name not in SHARING else decoded
+            build = partial(_build_candidate, options.candidate_values(name), source, sampler, device, make_candidate)
+            loader = benchmark.add(name, build).loader
+            if isinstance(loader, RamLoader):
+                decoded = loader.samples
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            errors = [f"{timing.name}: {timing.error}" for timing in timings]
+            names_by_error: dict[str | None, list[str]] = {}  # If the step fails, all loaders have the same error.
+            for timing in timings:
+                names_by_error.setdefault(timing.error, []).append(timing.name)
+            errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         benchmark.pop_all()  # The selected loader stays open.
@@ -120,11 +125,8 @@ def _build_candidate(
     data: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
-    placement: Placement,
     make_candidate: Callable[[Loader], LoaderCandidate] | None,
 ) -> LoaderCandidate:
-    """Build a loader; raises `OutOfSpaceError` if it does not fit next to the loaders before it."""
-    check_memory(values["name"], placement, data, device)
     started = time.perf_counter()
     loader = LOADERS.build(values, data, sampler, device)
     set_up_s = time.perf_counter() - started
@@ -133,15 +135,10 @@ def _build_candidate(
     return candidate
 
 
-def _loaders_to_try(options: AutoOptions, data: SampleSource) -> dict[str, Placement]:
-    """Return the loaders to try, in order: their names, and where they keep samples."""
-    placements = {name: placement for name in LOADERS.names() if (placement := get_placement(name, data))}
+def _loaders_to_try(options: AutoOptions) -> list[str]:
+    """Return the names of the loaders to try, `ram` first and `cache` last."""
+    names = [name for name in LOADERS.names() if name != "auto"]
     for name in options.candidates or ():
-        if name not in placements:
-            problem = "its options do not say what it keeps (`placement`)" if name in LOADERS.names() else "not known"
-            raise ConfigError(f"data.loader.candidates={name}: {problem}; {suggest_names(name, list(placements))}")
-    # Loaders in host memory come first, because others reuse what they decode. Loaders of files come last, because
-    # they are often not needed by then.
-    order = (Placement.HOST, Placement.DEVICE, Placement.ON_DEMAND, Placement.FILE)
-    names = sorted(options.candidates or placements, key=lambda name: order.index(placements[name]))
-    return {name: placements[name] for name in names}
+        if name not in names:
+            raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")
+    return sorted(options.candidates or names, key=lambda name: (name != "ram", name == "cache"))

@@ -11,14 +11,10 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import GroupRegistry
-from vitmnist.runtime.memory import check_fits
-from vitmnist.store.rows import Placement
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
@@ -26,9 +22,6 @@ a view of the dataset: do not write to it. Other tensors and datasets keep their
 `prefetch` over it, also deliver samples that are not pairs (dict, list, tuple, None, str)."""
 
 Batches = Generator[LoadedBatch, None, None]
-
-CPU = torch.device("cpu")
-INDEX_NBYTES = 8  # Bytes of an index (int64). A device that keeps the dataset also keeps the permutation of an epoch.
 
 
 class Loader(AbstractContextManager["Loader"], ABC):
@@ -39,10 +32,6 @@ class Loader(AbstractContextManager["Loader"], ABC):
     exception is raised unchanged.
     """
 
-    placement: Placement = Placement.ON_DEMAND
-    """Where the loader keeps decoded samples; `auto` estimates its memory from this."""
-    host_samples: TensorSet | None = None
-    """All samples, if the loader keeps them in host memory; `auto` builds other loaders from them."""
     batches_ahead: int = 0
     """Maximum number of batches prepared ahead of the consumer."""
     num_workers: int = 0
@@ -60,11 +49,6 @@ class Loader(AbstractContextManager["Loader"], ABC):
     def __len__(self) -> int:
         """Number of batches in an epoch."""
         return len(self.sampler)
-
-    @classmethod
-    def placement_for(cls, data: SampleSource) -> Placement:
-        """Where the loader keeps samples with its default options: `placement`, unless the loader wraps another one."""
-        return cls.placement
 
     def epoch(self, epoch: int, start: int = 0) -> Batches:
         """Yield the batches of an epoch from batch `start` on: a pure function of the sampler's seed and the epoch.
@@ -107,21 +91,5 @@ def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
 
 
 LOADERS: GroupRegistry[Loader] = GroupRegistry("data/loader", __package__)
-"""Subclasses of `Loader`, and functions that build one. The options of a function can have an attribute `placement`."""
+"""Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register
-
-
-def get_placement(name: str, data: SampleSource) -> Placement | None:
-    """Return where a loader of this name keeps the samples, with default options; None if the loader does not say."""
-    options, builder = LOADERS.import_package()[name]
-    if isinstance(builder, type) and issubclass(builder, Loader):
-        return builder.placement_for(data)
-    return getattr(options, "placement", None)
-
-
-def check_memory(name: str, placement: Placement, data: SampleSource, device: torch.device, advice: str = "") -> None:
-    """Raise `OutOfSpaceError` unless a loader's memory has room for all samples; `advice` ends the message."""
-    if placement is Placement.HOST:
-        check_fits(name, data.nbytes_to_copy(CPU), CPU, advice)
-    elif placement is Placement.DEVICE:
-        check_fits(name, data.nbytes_to_copy(device) + INDEX_NBYTES * len(data), device, advice)

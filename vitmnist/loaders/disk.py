@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.utils import data
 
 from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, Split
-from vitmnist.data.sampler import EpochSampler, to_index_tensor
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, ConfigError, DataError, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import LOADERS, Batches, Loader
@@ -29,7 +29,6 @@ from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
 from vitmnist.runtime.device import create_queue
 from vitmnist.runtime.signals import ignore_stop_signals
 from vitmnist.store.read_in_chunks import return_unchanged
-from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_batch_tensors
 
 DEFAULT_WORKERS = 2
@@ -48,7 +47,6 @@ class DiskOptions:
     num_workers: int | str = config_field(AUTO, at_least=0, allows_auto=True)
     prefetch_factor: int = config_field(2, at_least=1)
     timeout_s: float | None = config_field(None, above=0, at_most=1e6)
-    placement: ClassVar[Placement] = Placement.ON_DEMAND
 
 
 @LOADERS.register("disk", DiskOptions)
@@ -91,8 +89,7 @@ class FileLoader(Loader):
                     yield map_batch_tensors(self.queue.to_device, (images, labels))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
-        for batch_indices in self.sampler.batches(epoch, start):
-            indices = to_index_tensor(batch_indices)
+        for indices in self.sampler.indices(epoch, start).split(self.sampler.rank_batch_size):
             images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
             for row in range(len(indices)):
                 yield images, indices, row

@@ -13,7 +13,6 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
-from vitmnist.store.rows import Placement
 from vitmnist.store.tree import map_batch_tensors
 
 END = object()  # Marks the end of an epoch in the results of the thread.
@@ -43,14 +42,9 @@ class PrefetchLoader(Loader):
         super().__init__(sampler)
         self.options = options
         self.num_workers, self.resolved_options = self.base.num_workers, self.base.resolved_options
-        self.host_samples = self.base.host_samples
         self.batches_ahead = options.queue_size + 1 + self.base.batches_ahead  # The thread holds one more batch.
         self.queue = create_queue(device)
         self.stream = self.queue.new_stream()
-
-    @classmethod
-    def placement_for(cls, data: SampleSource) -> Placement:
-        return Placement.HOST if isinstance(data, TensorSet) else Placement.ON_DEMAND
 
     def batches(self, epoch: int, start: int) -> Batches:
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live

@@ -31,24 +31,26 @@ class MetricRow(Metric):
         return 1 if self.direction == "max" else -1
 
 
+# TensorBoard sorts the groups of tags by name and opens the first two. After `eval` and `train` come `train_step`,
+# `usage` and `visuals`.
 TIMES = (
-    EPOCH_S := MetricRow("s", "system/epoch_s", "epoch, s", name="epoch_s"),
-    TRAIN_S := MetricRow("s", "system/train_s", "training, s", name="train_s"),
-    EVAL_S := MetricRow("s", "system/eval_s", name="eval_s"),
-    SAVE_S := MetricRow("s", "system/save_s", "saving, s", name="save_s"),
-    FIRST_BATCH_S := MetricRow("s", "system/first_batch_s", "first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := MetricRow("s", "system/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := MetricRow("%", "system/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
-    COMPUTE_S := MetricRow("s", "system/compute_s", name="compute_s"),
-    HOST_LEAD_S := MetricRow("s", "system/host_lead_s", name="host_lead_s"),
+    EPOCH_S := MetricRow("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
+    TRAIN_S := MetricRow("s", "usage/train_s", "training, s", name="train_s"),
+    EVAL_S := MetricRow("s", "usage/eval_s", name="eval_s"),
+    SAVE_S := MetricRow("s", "usage/save_s", "saving, s", name="save_s"),
+    FIRST_BATCH_S := MetricRow("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := MetricRow("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := MetricRow("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
+    COMPUTE_S := MetricRow("s", "usage/compute_s", name="compute_s"),
+    HOST_LEAD_S := MetricRow("s", "usage/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := MetricRow("images/s", "system/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := MetricRow("MiB", "system/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
-    GPU_PEAK_MIB := MetricRow("MiB", "system/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
+    IMAGES_PER_S := MetricRow("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
+    HOST_PEAK_MIB := MetricRow("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
+    GPU_PEAK_MIB := MetricRow("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
 )
 """Throughput and memory."""
 

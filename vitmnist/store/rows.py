@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 import torch
@@ -16,27 +15,16 @@ LARGE_PIXELS = 96 * 96
 """Images with at least this many pixels are processed one by one, with their channels last in memory."""
 
 
-class Placement(Enum):
-    """Where decoded samples are kept."""
-
-    HOST = "host memory"
-    DEVICE = "device memory"
-    FILE = "a file"
-    ON_DEMAND = "its source"
-    """Every epoch reads the samples from their source."""
-
-
 @dataclass(frozen=True)
 class StoreOptions:
     """Where to store decoded samples, and how later processes find them.
 
     Args:
-        folder: the folder for the files of `Placement.FILE`.
+        folder: the folder for a mapped file; None keeps the samples in host memory.
         fingerprint: identifies the samples for later processes; with None, the files disappear with this process.
     """
 
-    placement: Placement
-    folder: Path = Path()
+    folder: Path | None = None
     fingerprint: str | None = None
 
 
@@ -44,7 +32,7 @@ def store_rows(
     chunks: Callable[[], Chunks], size: int, options: StoreOptions, names: Sequence[str] = ("images", "labels")
 ) -> tuple[Tensor, ...]:
     """Store the tensors of all samples; `chunks`, `size` and `names` are as in `open_or_write_cache`."""
-    if options.placement is Placement.FILE:
+    if options.folder:
         mapped, _ = open_or_write_cache(options.folder, options.fingerprint, size, chunks, names=names)
         return mapped
     tensors: tuple[Tensor, ...] = ()

@@ -1,16 +1,19 @@
-"""Stores samples of any structure and size as bytes: pickled in memory, without pickle in a mapped file."""
+"""Stores samples of any structure and size as pickled bytes, in memory or in a mapped file.
+
+A file is read by an unpickler that imports nothing, and calls only harmless functions.
+"""
 
 from __future__ import annotations
 
-import ast
 import io
-import json
 import pickle
 import struct
+import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,9 @@ from PIL.PngImagePlugin import iTXt
 from PIL.TiffImagePlugin import IFDRational
 from torch import Tensor
 
-from vitmnist.errors import DataError, format_error
+from vitmnist.errors import DataError, UserError, format_error
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import open_or_write_cache
-from vitmnist.store.tree import TreeStructure, flatten_tree, sort_dims_by_stride, unflatten_tree
 
 Buffer = bytes | bytearray | memoryview
 LoadImage = Callable[..., Image.Image | Tensor]
@@ -36,30 +38,28 @@ BYTE_MODES = ("L", "LA", "RGB", "RGBA")
 TV_TENSORS = ("Image", "Mask", "Video")
 """Torchvision's tv_tensors that have no attributes besides their values."""
 FILE_ADVICE = (
-    "a file keeps only images, tensors, arrays, numbers, text and bytes in dicts, lists and tuples, of one structure; "
-    "convert it, or use ram"
+    "a file keeps only images, tensors, arrays, numbers, text and bytes in dicts, lists and tuples; convert it, or "
+    "use ram"
 )
 """This text ends the message about a sample that cannot be stored in a file."""
 MAX_STORAGE_RATIO = 2
 """A tensor is copied out of a storage that is more than this many times larger than the tensor."""
-parse_literal = lru_cache(ast.literal_eval)
-"""Samples of a dataset have few different structures of metadata."""
 
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """Samples as bytes: pickled, or as `encode_as_json_and_bytes` encodes samples of one structure for a file.
+    """Samples as pickled bytes.
 
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
-        structure: the structure of each sample; None if they are pickled.
+        is_file: the bytes are from a file, which anyone can have written.
         as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    structure: TreeStructure | None
+    is_file: bool
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -75,29 +75,24 @@ class EncodedSamples:
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else _load_image
-        if self.structure is None:
-            return decode_pickle(content, load_image, as_views)
-        return decode_json_and_bytes(content, self.structure, load_image, as_views)
+        head, *buffers = _unpack(content)
+        unpickler = _FileUnpickler if self.is_file else _SampleUnpickler
+        return unpickler(head, buffers, load_image, as_views).load()
 
     @property
     def nbytes(self) -> int:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], structure: TreeStructure | None = None) -> EncodedSamples:
-    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
-
-    Args:
-        structure: the structure of samples for a file; None pickles the samples.
-    """
+def encode_samples(samples: Iterable[object], for_file: bool = False) -> EncodedSamples:
+    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded."""
     content, spans = bytearray(), []
     for sample in samples:
-        parts = encode_as_json_and_bytes(sample, structure) if structure else encode_as_pickle(sample)
         start = len(content)
-        for part in parts:
+        for part in _encode(sample, _FilePickler() if for_file else _SamplePickler()):
             content += part
         spans.append((0, start, len(content)))
-    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), structure)
+    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), for_file)
 
 
 def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
@@ -111,15 +106,11 @@ def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: in
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return EncodedSamples(blocks, torch.cat(spans), None)
+    return EncodedSamples(blocks, torch.cat(spans), is_file=False)
 
 
 def keep_samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]],
-    size: int,
-    structure: TreeStructure,
-    folder: Path,
-    fingerprint: str | None,
+    chunks: Callable[[], Iterable[EncodedSamples]], size: int, folder: Path, fingerprint: str | None
 ) -> EncodedSamples:
     """Write chunks of samples from `encode_samples` into a cache; see `open_or_write_cache`."""
 
@@ -130,10 +121,10 @@ def keep_samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = open_or_write_cache(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
-    return EncodedSamples([content], spans, structure)
+    return EncodedSamples([content], spans, is_file=True)
 
 
-def encode_as_pickle(sample: object) -> list[Buffer]:
+def _encode(sample: object, pickler: _SamplePickler) -> list[Buffer]:
     """Pickle a sample into consecutive parts of its bytes.
 
     Tensors keep their strides. Tensors that share a storage still share it, unless they use less than half of it.
@@ -141,21 +132,16 @@ def encode_as_pickle(sample: object) -> list[Buffer]:
     Raises:
         DataError: the sample cannot be pickled.
     """
-    pickler = _SamplePickler()
     try:
         pickler.dump(sample)
+    except UserError:
+        raise
     except Exception as error:  # Any method of an object can fail.
         raise DataError(
             f"a sample cannot be pickled ({format_error(error)}); define classes and functions at the top level of a "
             "module, and leave open files and locks out of samples"
         ) from error
     return _pack(pickler.head.getvalue(), pickler.buffers)
-
-
-def decode_pickle(content: memoryview, load_image: LoadImage, as_views: bool = False) -> object:
-    """Load a sample. Its tensors and arrays are copies; with `as_views`, they can be views of `content`."""
-    head, *buffers = _unpack(content)
-    return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
 
 class _SamplePickler(pickle.Pickler):
@@ -183,7 +169,31 @@ class _SamplePickler(pickle.Pickler):
             return NotImplemented  # Torch pickles these itself.
         tensor = _compact(obj)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
+        return _load_tensor, (tensor.untyped_storage(), str(tensor.dtype).removeprefix("torch."), *layout)
+
+
+class _FilePickler(_SamplePickler):
+    """Raises `DataError` for an object that `_FileUnpickler` would not load."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, iTXt):
+            return str, (str(obj),)
+        if isinstance(obj, IFDRational):
+            return IFDRational, (obj.numerator, obj.denominator)
+        if isinstance(obj, OrderedDict):
+            return OrderedDict, (list(obj.items()),)
+        if type(obj) is np.ndarray or isinstance(obj, np.number | np.bool_):
+            with suppress(TypeError):  # Torch has no tensors of text, for example.
+                return _load_array, (torch.from_numpy(np.array(obj)), type(obj) is not np.ndarray)
+        if type(obj).__module__.startswith("torchvision.tv_tensors") and type(obj).__name__ in TV_TENSORS:
+            return _load_tv_tensor, (obj.as_subclass(Tensor), type(obj).__name__)  # type: ignore[attr-defined]
+        if type(obj) is Tensor and not obj.is_nested:
+            obj = obj.resolve_conj().resolve_neg()
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and not (_is_harmless(obj) or _is_harmless(type(obj))):
+            name = f"an image of mode {obj.mode}" if isinstance(obj, Image.Image) else f"a {type(obj).__name__}"
+            raise DataError(f"a sample has {name}; {FILE_ADVICE}")
+        return reduced
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -208,92 +218,35 @@ class _SampleUnpickler(pickle.Unpickler):
         return self.load_image(next(self.remaining), **pid)
 
 
-def _load_tensor(
-    storage: Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
+class _FileUnpickler(_SampleUnpickler):
+    """Imports nothing, and calls only functions that can do no harm: anyone can have written the file."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(sys.modules.get(module), name, None)
+        if _is_harmless(found):
+            return found
+        raise DataError(f"a sample in a cache file refers to {module}.{name}; remove the cache")
 
 
-def encode_as_json_and_bytes(sample: object, structure: TreeStructure) -> list[Buffer]:
-    """Encode a sample without pickle: a JSON text that describes its leaves, and the bytes of images and arrays.
-
-    Raises:
-        DataError: the sample has another structure, or a leaf of a type that a file cannot keep.
-    """
-    leaves, sample_structure = flatten_tree(sample)
-    if sample_structure != structure:
-        raise DataError(f"the samples differ in their structure; {FILE_ADVICE}")
-    descriptions: list[object] = []
-    buffers: list[Buffer] = []
-    for leaf in leaves:
-        if type(leaf) in (int, float, bool, str, iTXt):
-            descriptions.append(leaf)
-        elif isinstance(leaf, IFDRational):
-            descriptions.append({"rational": (leaf.numerator, leaf.denominator)})
-        elif isinstance(leaf, bytes):
-            buffers.append(leaf)
-            descriptions.append({"kind": "bytes"})
-        elif isinstance(leaf, Image.Image) and leaf.mode in IMAGE_MODES:
-            info = flatten_tree(leaf.info)[1]
-            buffers += [b"".join(encode_as_json_and_bytes(leaf.info, info)), leaf.tobytes()]
-            descriptions.append(_describe_image(leaf) | {"info": info.text})
-        else:
-            kind, tensor = _to_plain_tensor(leaf)
-            order = sort_dims_by_stride(tensor)  # The order keeps the memory format, such as channels last.
-            stored = tensor.permute(order).contiguous()
-            start = int(stored.storage_offset()) * stored.itemsize
-            buffers.append(_bytes_of(stored.untyped_storage(), start, start + stored.nbytes))
-            descriptions.append({"kind": kind, "dtype": str(tensor.dtype), "shape": [*stored.shape], "order": order})
-    return _pack(json.dumps(descriptions).encode(), buffers)
+def _is_harmless(found: object) -> bool:
+    """Whether a sample in a file can refer to an object: a named tuple's class, or one of `FILE_FUNCTIONS`."""
+    is_named_tuple = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
+    return is_named_tuple or any(found is function for function in FILE_FUNCTIONS)
 
 
-def decode_json_and_bytes(
-    content: memoryview, structure: TreeStructure, load_image: LoadImage, as_views: bool = False
-) -> object:
-    """Decode a sample from `encode_as_json_and_bytes`; its arguments are as in `decode_pickle`."""
-    head, *buffers = _unpack(content)
-    remaining = iter(buffers)
-    leaves = []
-    for description in json.loads(bytes(head)):
-        if not isinstance(description, dict):
-            leaves.append(description)
-        elif "rational" in description:
-            leaves.append(IFDRational(*description["rational"]))
-        elif "mode" in description:
-            info = TreeStructure(description["info"], parse_literal(description["info"]))
-            description["info"] = decode_json_and_bytes(next(remaining), info, load_image)
-            leaves.append(load_image(next(remaining), **description))
-        elif description["kind"] == "bytes":
-            leaves.append(bytes(next(remaining)))
-        else:
-            values = next(remaining) if as_views else bytearray(next(remaining))
-            leaves.append(_load_array(values, **description))
-    return unflatten_tree(leaves, structure)
+def _load_tensor(storage: Tensor, dtype: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def _to_plain_tensor(leaf: object) -> tuple[str, Tensor]:
-    """Return the kind of a tensor or array and its values as a tensor; raises `DataError` for any other object."""
-    with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
-        if type(leaf) is np.ndarray or isinstance(leaf, np.number | np.bool_):
-            return "array" if type(leaf) is np.ndarray else "number", torch.from_numpy(np.array(leaf))
-    if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not (leaf.is_nested or leaf.requires_grad):
-        kind = type(leaf)
-        if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
-            return kind.__name__, leaf.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
-    name = f"an image of mode {leaf.mode}" if isinstance(leaf, Image.Image) else f"a {type(leaf).__name__}"
-    raise DataError(f"a sample has {name}; {FILE_ADVICE}")
+def _load_array(tensor: Tensor, is_number: bool) -> Any:
+    return tensor.numpy()[()] if is_number else tensor.numpy()
 
 
-def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order: list[int]) -> object:
-    stored = _from_buffer(content).view(getattr(torch, dtype.removeprefix("torch."))).view(shape)
-    tensor = stored.permute([order.index(dim) for dim in range(len(order))])
-    if kind in ("array", "number"):
-        return tensor.numpy()[()] if kind == "number" else tensor.numpy()
-    if kind in TV_TENSORS:
-        from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
+def _load_tv_tensor(tensor: Tensor, kind: str) -> Tensor:
+    from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
 
-        return getattr(tv_tensors, kind)(tensor)
-    return tensor
+    loaded: Tensor = getattr(tv_tensors, kind)(tensor)
+    return loaded
 
 
 def _describe_image(image: Image.Image) -> dict[str, Any]:
@@ -325,6 +278,18 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> memoryvie
 def _from_buffer(content: Buffer) -> Tensor:
     """Return the bytes as a uint8 tensor, without a copy. `torch.frombuffer` refuses an empty buffer."""
     return torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
+
+
+FILE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    str,
+    OrderedDict,
+    IFDRational,
+    _from_buffer,
+    _load_tensor,
+    _load_array,
+    _load_tv_tensor,
+)
+"""The functions and classes that a sample in a file can refer to, besides named tuples."""
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from vitmnist.errors import format_error
+from vitmnist.errors import classify_error
 from vitmnist.runtime.progress import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import LoaderTiming, Spread
@@ -110,7 +110,7 @@ class LoaderCandidate:
                 raise
             # The frames of the traceback keep the workers of a DataLoader alive.
             clear_frames(error.__traceback__)
-            self.error = format_error(error)
+            self.error = classify_error(error).message
             return
         if window and self.warm_up:
             self.windows.append(window)
@@ -156,7 +156,7 @@ class Benchmark(ExitStack):
         try:
             candidate = build()
         except Exception as error:  # For example, a sample that the user's loop never reads can be broken.
-            candidate = LoaderCandidate(error=format_error(error))
+            candidate = LoaderCandidate(error=classify_error(error).message)
         candidate.name = name
         candidate.time_window()
         if close := getattr(candidate.loader, "close", None):

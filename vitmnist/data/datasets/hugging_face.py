@@ -8,8 +8,8 @@ from typing import Any
 
 from vitmnist.config.validation import section
 from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader
-from vitmnist.data.datasets.image_folder import DecodingOptions, decode_dataset
-from vitmnist.data.image_listing import SPLIT_OF, ClassifiedFiles, list_files
+from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
+from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.errors import ConfigError, MissingExtraError, as_data_error, join_names
 from vitmnist.runtime.files import expand_home
@@ -29,9 +29,9 @@ class HuggingFaceOptions(DecodingOptions):
 
     columns: FeatureNames = section(FeatureNames, may_change=True)
 
-    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[Path]]:
-        read, classified = open_rows(self, folder)
-        return read, [path for files in classified.values() for path, _ in files]
+    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[str]]:
+        read, splits = open_rows(self, folder)
+        return read, [name for images in splits.values() for name in images]
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def hugging_face(options: HuggingFaceOptions, root: Path) -> Dataset:
     """
     folder = expand_home(options.path).absolute()
     options = replace(options, **options.resolve_auto())
-    read, classified = open_rows(options, folder)
+    read, splits = open_rows(options, folder)
     containers = list_files(folder) if folder.is_dir() else [folder]
-    return decode_dataset(options, root, folder, folder, classified, read, containers)
+    return decode_dataset(options, root, EncodedImages(folder, splits, read, containers))
 
 
-def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassifiedFiles]]:
-    """Return a reader of the images, and the paths that it takes for each split, with the names of their classes.
+def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassOfImage]]:
+    """Return a reader of the images, and the images of each split, with their classes.
 
     Raises:
         ConfigError: there is no such dataset, it has no training split, or a column is ambiguous.
@@ -95,13 +95,13 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
     label = _find_column("label", options.columns.label, features, datasets.ClassLabel)
     to_names = getattr(features[label], "int2str", lambda values: [*map(str, values)])
     encoded: dict[str, Any] = {}
-    classified: dict[str, ClassifiedFiles] = {}
+    images: dict[str, ClassOfImage] = {}
     with as_data_error(f"{key}: columns {image} and {label}"):
         for split, rows in splits.items():
             encoded[split] = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
             names = to_names(rows[label][:])
-            classified[split] = [(folder / split / f"{row:08}", name) for row, name in enumerate(names)]
-    return RowReader(encoded, image, options.reader), classified
+            images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
+    return RowReader(encoded, image, options.reader), images
 
 
 def _find_column(key: str, name: str | None, features: Mapping[str, Any], kind: type) -> str:

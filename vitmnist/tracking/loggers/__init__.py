@@ -46,7 +46,7 @@ def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
 
 def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics of a logged step that were measured, by tag."""
-    return {f"step/{name}": value for name, value in step.items() if name != "step" and value is not None}
+    return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
 LOGGERS: GroupRegistry[Logger] = GroupRegistry("logger", __package__)

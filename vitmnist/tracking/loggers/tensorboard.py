@@ -1,4 +1,4 @@
-"""Writes a run to TensorBoard: metrics of epochs and steps, images, and the configuration."""
+"""Writes a run to TensorBoard: metrics of epochs and steps, images, the configuration and the hyperparameters."""
 
 import io
 import time
@@ -11,8 +11,9 @@ from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
-from torch.utils.tensorboard.summary import image, text
+from torch.utils.tensorboard.summary import hparams, image, text
 
+from vitmnist.config.schema import dotted_keys, is_ignored_in_comparison, is_under, keys_where
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
@@ -38,18 +39,19 @@ class TensorBoard(Logger):
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
-        # its last checkpoint, and many values of `step/…`, because steps outnumber epochs. These are written again.
+        # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
+        # again.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
         earlier_steps = [event for record in result.epochs for event in _steps(record, first)]
-        self._append(version, start, config, *earlier_steps)
+        self._append(version, start, config, _event(_hyperparameters(result), first), *earlier_steps)
 
     def add_epoch(self, record: EpochRecord) -> None:
         self._append(*_scalars(collect_epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, picture in images.items():
-            self._append(_event(image(f"images/{name}", np.asarray(picture), dataformats="HWC"), epoch + 1))
+            self._append(_event(image(f"visuals/{name}", np.asarray(picture), dataformats="HWC"), epoch + 1))
 
     def _append(self, *events: Event) -> None:
         content = io.BytesIO()
@@ -57,6 +59,21 @@ class TensorBoard(Logger):
         for event in events:
             writer.write(event.SerializeToString())
         append_bytes(self._path, content.getvalue())
+
+
+def _hyperparameters(result: Result) -> Summary:
+    """Return the keys that affect the result or the timing, for HParams.
+
+    HParams finds the metrics itself, sorted by tag. It would take a list of keys and metrics (`experiment`), but only
+    that of the first run, so it would miss keys that other runs alone have.
+    """
+    ignored = keys_where(is_ignored_in_comparison)
+    values: dict[str, float | str] = {}
+    for key, value in dotted_keys(result.config or {}).items():
+        if not is_under(key, ignored):
+            values[key] = value if type(value) in (int, float) else str(value)
+    _, session_start, _ = hparams(values, {})
+    return session_start
 
 
 def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:

@@ -54,7 +54,7 @@ class Wandb(Logger):
             )
         except wandb.Error as error:
             raise ConfigError(f"logger: wandb: {first_line(error)}; WANDB_MODE=offline needs no login") from error
-        for prefix, axis in (("*", "epoch"), ("step/*", "step/number")):
+        for prefix, axis in (("*", "epoch"), ("train_step/*", "train_step/number")):
             self._run.define_metric(prefix, step_metric=axis)
         for record in result.epochs:
             self.add_epoch(record)
@@ -64,11 +64,11 @@ class Wandb(Logger):
 
     def add_epoch(self, record: EpochRecord) -> None:
         for values in record["steps"]:
-            self._log({"step/number": values["step"] + 1, **collect_step_scalars(values)})
+            self._log({"train_step/number": values["step"] + 1, **collect_step_scalars(values)})
         self._log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
-        logged = {f"images/{name}": self._wandb.Image(image) for name, image in images.items()}
+        logged = {f"visuals/{name}": self._wandb.Image(image) for name, image in images.items()}
         self._log({"epoch": epoch + 1, **logged})
 
     def _log(self, values: dict[str, object]) -> None:

@@ -1,0 +1,296 @@
+"""Decodes encoded images once, on all cores, into a cache, and makes a dataset of them."""
+
+import hashlib
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitmnist.config.validation import config_field, read_size
+from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
+from vitmnist.data.datasets.base import Dataset, FileReader, ImageFiles, SizeOptions, Split
+from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
+from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
+from vitmnist.errors import ConfigError, DataError, join_names
+from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.cpu import available_cores, decoder_thread_context
+from vitmnist.runtime.files import expand_home
+from vitmnist.runtime.progress import tqdm
+from vitmnist.store.cache_file import open_or_write_cache
+from vitmnist.store.rows import as_contiguous_rows, is_large
+
+log = logging.getLogger(__name__)
+
+CACHE_FOLDER = "vitmnist-cache"
+"""The folder for decoded images, below `data.root`."""
+CACHE_VERSION = 11
+"""The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
+BLOCK = 8
+"""Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
+PROBED_IMAGES = 100
+"""The number of images that decide whether images are read in colour."""
+MAX_NAMED_FILES = 5
+"""Maximum number of files to name in the message about unreadable images."""
+
+
+@dataclass
+class DecodingOptions(SizeOptions):
+    """How encoded images become pixels. A subclass lists the images."""
+
+    path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
+    size: Any = config_field(28, at_least=1)
+    mode: ColorMode = ColorMode.auto
+    resize: ResizeMode = ResizeMode.stretch
+    test_share: float = config_field(0.2, at_least=0, below=1)
+    skip_unreadable: bool = False
+    draft: bool = True
+    max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
+    # The bounds admit any float32.
+    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[C, H, W]` of the images."""
+        return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
+
+    @property
+    def reader(self) -> ImageReader:
+        """The reader that turns a file into pixels."""
+        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
+        return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
+
+    def resolve_auto(self) -> dict[str, Any]:
+        """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, else grey."""
+        if self.mode != ColorMode.auto:
+            return {}
+        folder = expand_home(self.path)
+        read, names = self.list_images(folder)
+        for name in sort_by_hash(names)[:PROBED_IMAGES]:
+            with suppress(DataError):  # It is reported when all images are decoded.
+                pixels = np.asarray(read(folder / name))
+                if (pixels != pixels[:, :, :1]).any():
+                    return {"mode": "rgb"}
+        return {"mode": "grey"}
+
+    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[str]]:
+        """Return a function that reads images, and the paths of all images relative to `folder`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Encoded images of some splits.
+
+    Args:
+        folder: the folder of all images.
+        splits: the images of each split, with their classes.
+        read: reads an image by its path.
+        containers: the files that contain the images, if these are not files.
+        folds: the fold of each training image, if any.
+    """
+
+    folder: Path
+    splits: Mapping[str, ClassOfImage]
+    read: FileReader
+    containers: Sequence[Path] = ()
+    folds: Mapping[str, int] | None = None
+
+    def find_classes(self) -> list[str]:
+        """Return the sorted classes of the training images.
+
+        Raises:
+            DataError: there are fewer than two, a split is empty, or it has a class without training images.
+        """
+        classes = sorted(set(self.splits["train"].values()))
+        if len(classes) < 2:
+            raise DataError(
+                f"{self.folder}: training images of two or more classes are expected, in {self.folder}/CLASS/ or by a "
+                f"table of labels; found: {join_names(classes) or 'none'}"
+            )
+        for split, images in self.splits.items():
+            if not images:
+                raise DataError(f"{self.folder}: too few images for a {split} split")
+            if unknown := sorted(set(images.values()).difference(classes)):
+                raise DataError(
+                    f"{self.folder}: the {split} split has classes without training images: {join_names(unknown)}; the "
+                    f"classes of the training split are {join_names(classes)}; rename or remove these"
+                )
+        return classes
+
+
+def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages) -> Dataset:
+    """Decode the images of all splits once into `root`, and make a dataset of them.
+
+    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
+    images are added. If only a training split exists, the first `test_share` of each class become the test split.
+
+    Raises:
+        ConfigError: a size is larger than its split.
+        DataError: there are too few classes or images, or images are unreadable and `skip_unreadable` is false.
+        OutOfSpaceError: the disk of `root` has too little room for the decoded images.
+    """
+    if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
+        raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
+    splits = {split: {name: images[name] for name in sort_by_hash(images)} for split, images in encoded.splits.items()}
+    if len(splits) == 1 and options.test_share:
+        splits = _divide_classes(splits["train"], options.test_share)
+    encoded = replace(encoded, splits=splits)
+    # Refuse classes and sizes before anything is decoded.
+    classes = encoded.find_classes()
+    options.spans(len(splits["train"]), len(splits.get("test", ())))
+    record: dict[str, Any] = {}
+    (images,), metadata = open_or_write_cache(
+        root / CACHE_FOLDER,
+        _fingerprint(encoded, options),
+        sum(map(len, splits.values())),
+        partial(_decode, encoded, options, record),
+        lambda: record,
+        names=("images",),
+    )
+    if unreadable := metadata["unreadable"]:
+        if not options.skip_unreadable:
+            advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
+            raise _unreadable_error(unreadable, encoded, advice)
+        encoded = _leave_out(encoded, unreadable, classes)
+    return Dataset(
+        encoded.folder.resolve().name,
+        **_make_splits(encoded, options, images, metadata),
+        skipped=len(unreadable),
+        folds=encoded.folds,
+    )
+
+
+def _divide_classes(train: ClassOfImage, test_share: float) -> dict[str, ClassOfImage]:
+    """Take the first images of each class for a test split; at least one stays for training."""
+    counts = Counter(train.values())
+    left = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
+    splits: dict[str, ClassOfImage] = {"train": {}, "test": {}}
+    for name, label in train.items():
+        splits["test" if left[label] > 0 else "train"][name] = label
+        left[label] -= 1
+    return splits
+
+
+def _unreadable_error(unreadable: Mapping[str, str], encoded: EncodedImages, advice: str) -> DataError:
+    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, encoded.splits.values()))
+    return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
+
+
+def _leave_out(encoded: EncodedImages, unreadable: Mapping[str, str], classes: Sequence[str]) -> EncodedImages:
+    """Return the readable images, and log which images and classes are left out."""
+    splits = {
+        split: {name: label for name, label in images.items() if name not in unreadable}
+        for split, images in encoded.splits.items()
+    }
+    readable = replace(encoded, splits=splits)
+    messages = join_names(unreadable.values())
+    log.warning("%s: %d images cannot be read and are left out: %s", encoded.folder, len(unreadable), messages)
+    if lost := sorted(set(classes).difference(readable.find_classes())):
+        log.warning("%s: classes without readable images are left out: %s", encoded.folder, join_names(lost))
+    return readable
+
+
+def _make_splits(
+    encoded: EncodedImages, options: DecodingOptions, images: Tensor, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Build the splits, by name, from the pixels of all readable images, `[N, C, H, W]` or `[N, H, W, C]`."""
+    folder, classes = encoded.folder, encoded.find_classes()
+    sizes = {split: len(names) for split, names in encoded.splits.items()}
+    shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
+    mode = "grey; rgb keeps colours" if options.mode == ColorMode.grey else "rgb"
+    message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
+    log.info(message, folder, shown, len(classes), join_names(classes), mode)
+    if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
+        images = images.permute(0, 3, 1, 2)
+    train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
+    rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
+    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
+    label_of = {name: label for label, name in enumerate(classes)}
+    splits: dict[str, Any] = {}
+    for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
+        labels = torch.tensor([label_of[name] for name in class_of.values()])
+        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
+        whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
+        splits[split] = whole.subset(rows_to_use[split])
+    return splits
+
+
+def _fingerprint(encoded: EncodedImages, options: DecodingOptions) -> str:
+    """Return a hash of everything that determines the pixels."""
+    folder = encoded.folder
+    files = [(split, name, _file_signature(folder / name)) for split, part in encoded.splits.items() for name in part]
+    # `disk` decodes with the installed packages, so the cached pixels must come from the same versions.
+    versions = [CACHE_VERSION, *(version(package) for package in ("pillow", "torch", "torchvision"))]
+    containers = [(str(path), _file_signature(path)) for path in encoded.containers]
+    contents = [str(folder.resolve()), versions, vars(options.reader), containers, files]
+    return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+
+def _file_signature(path: Path) -> tuple[int, ...] | None:
+    """Return a signature that changes with the content of a file, without reading it; None for a missing file.
+
+    `mv` and archive tools preserve size and modification time, but not the ctime. When a parent folder or the target
+    of a link is replaced, only the inode changes.
+    """
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+    return None
+
+
+def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, Any]) -> Iterator[tuple[Tensor]]:
+    """Yield each readable image, a large one as `[1, H, W, C]`, and add plain values to `record`.
+
+    These are the messages about unreadable images by name, the SHA-256 of each split's pixels, and the statistics of
+    the training images.
+    """
+    layout = torch.channels_last if is_large(options.shape) else torch.contiguous_format
+    threads = available_cores()
+    record |= {"unreadable": {}, "sha256": {}}
+    for split, images in encoded.splits.items():
+        sums, checksum, names = np.zeros((3, options.shape[0]), np.uint64), hashlib.sha256(), [*images]
+        paths = [encoded.folder / name for name in names]
+        blocks = [paths[start : start + BLOCK] for start in range(0, len(paths), BLOCK)]
+        # Threads, because Pillow releases the GIL while it decodes and resizes.
+        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, decoder_thread_context())
+        with (
+            closing(read) as results,
+            tqdm(chain.from_iterable(results), f"decoding once: {split}", len(names), leave=False, disable=None) as bar,
+        ):
+            for name, result in zip(names, bar, strict=True):
+                if isinstance(result, DataError):
+                    record["unreadable"][name] = str(result)
+                    continue
+                image, image_sums = result
+                sums += image_sums
+                checksum.update(image.contiguous().numpy().data)
+                yield (as_contiguous_rows(image.contiguous(memory_format=layout)),)
+        record["sha256"][split] = checksum.hexdigest()
+        if split == "train":
+            if not sums.any():  # Raise here, before the cache is stored.
+                raise _unreadable_error(record["unreadable"], encoded, "none is left for training")
+            record["mean"], record["std"] = compute_mean_and_std(sums)
+
+
+def _read(read: FileReader, paths: Sequence[Path]) -> list[tuple[Tensor, NDArray[np.uint64]] | DataError]:
+    """Return each image `[1, C, H, W]` with its `sum_channels`, or the error if it cannot be read."""
+    results: list[tuple[Tensor, NDArray[np.uint64]] | DataError] = []
+    for path in paths:
+        try:
+            image = to_tensor(read(path))[None]
+            results.append((image, sum_channels(image)))
+        except DataError as error:
+            results.append(error)
+    return results
