@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="a build of t
 
 CHANNELS = (0.5, 0.5, 0.5)
 CUDA = torch.device("cuda", 0)
+PER_IMAGE = [name for name in OPERATIONS.names() if name not in ("mixup", "cutmix")]
 
 
 class NoCopies(TorchDispatchMode):
@@ -58,8 +59,8 @@ def refusing_waits() -> Iterator[NoCopies]:
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("name", OPERATIONS.names())
-def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [PER_IMAGE, [*PER_IMAGE, "mixup"], ["cutmix"]], ids=["per image", "mixup", "cutmix"])
+def test_no_step_waits_for_the_gpu(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The step averages weights and logs a norm. The test replaces the backward pass, which would need a GPU."""
 
     def backward(loss: Tensor) -> None:
@@ -67,9 +68,8 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             parameter.grad = torch.zeros_like(parameter)
 
     monkeypatch.setattr(Tensor, "backward", backward)
-    operation = {"name": name}
-    preprocess = Preprocess(augment=Compose([operation]), classes=10, mean=CHANNELS, std=CHANNELS)
-    sampler = EpochSampler(23, 8, 0)
+    augment = Compose([{"name": name} for name in names])
+    preprocess = Preprocess(augment=augment, classes=10, mean=CHANNELS, std=CHANNELS)
     with refusing_waits() as copies:
         with copies.allowed():
             model = ViT(ViTOptions(patch_size=14, depth=1), (3, 28, 28), 10)
@@ -78,7 +78,7 @@ def test_no_step_waits_for_the_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -
             loss = LOSSES.build(values, torch.zeros(1, dtype=torch.int64), tuple("abcdefghij"), CUDA)
             parts = model, preprocess.to(CUDA), loss, optimizer, lambda step: 1.0
             step = TrainStep(*parts, 8, StepOptions(micro_batch=4), clip_norm=1.0, ema=EMA(model, 0.9))
-            progress = EpochProgress(0, sampler, CUDA, log_every=1)
+            progress = EpochProgress(0, EpochSampler(23, 8, 0), CUDA, log_every=1)
             numbers = torch.zeros(8, dtype=torch.int64)
             images = torch.zeros(8, 3, 28, 28, dtype=torch.uint8)
         for _ in range(2):
