@@ -3,9 +3,7 @@
 import importlib
 import runpy
 import shlex
-import signal
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,13 +12,6 @@ from tests.conftest import REPOSITORY
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-
-CODE = {
-    "stopped after 5 s": "import time\ntry: print('begun', flush=True) or time.sleep(99)\nfinally: print('one failed')",
-    "failed, exit code 1": "import sys; print('half a page'); sys.exit('out of memory')",
-    "completed": r"print('# A page\n\n## Part')",
-}
-"""Python code by how its command ends."""
 
 
 @pytest.fixture
@@ -41,28 +32,25 @@ def test_without_a_gpu_one_line_says_so_and_a_dry_run_prints_the_commands(
     assert capsys.readouterr().out.splitlines() == gpu.COMMANDS
 
 
-def test_a_command_that_fails_or_hangs_is_reported_and_the_others_run(
-    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("code", "limit_s", "outcome", "printed"),
+    [
+        (
+            "import sys; print('half a page'); sys.exit('no memory')",
+            60,
+            "failed, exit code 1",
+            "half a page\n    no memory",
+        ),
+        ("import time; time.sleep(60)", 1, "stopped after 1 s", ""),
+        (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
+    ],
+)
+def test_how_a_command_ended_is_reported(
+    gpu: ModuleType, code: str, limit_s: float, outcome: str, printed: str
 ) -> None:
-    values = {"ROOT": tmp_path, "DEVICE": gpu.choose_device("auto").type, "COMMAND_S": 5.0}
-    values["COMMANDS"] = [f"python -c {shlex.quote(code)}" for code in CODE.values()]
-    for name, value in values.items():
-        monkeypatch.setattr(gpu, name, value)
-    # A background job of a shell, and its children, ignore the signal.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    gpu.main()
-    signal.signal(signal.SIGINT, before)
-    page = (tmp_path / "outputs" / "gpu.md").read_text()
-    for text in (
-        *CODE,
-        "    begun\n    one failed",
-        "    half a page\n    out of memory",
-        "### A page\n\n#### Part\n",
-    ):
-        assert text in page
-    monkeypatch.setattr(gpu, "TOTAL_S", 0.0)
-    gpu.main()
-    assert (tmp_path / "outputs" / "gpu.md").read_text().count("left out") == len(CODE)
+    reported, page = gpu.run(f"python -c {shlex.quote(code)}", limit_s)
+    assert reported == outcome
+    assert printed in page
 
 
 def test_the_programs_accept_their_options(

@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, assert_same_weights, result_of
-from tests.support.fake_queue import simulate_gpus
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.errors import ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
@@ -48,18 +47,6 @@ def test_backward_is_seven_frames_away_from_train_py(
         output_of(partial(runpy.run_path, program, run_name="__main__"), *variant, *quick, "epochs=1")
     stack = "<module> main {} fit train_epoch __call__ forward_backward"
     assert stacks == {stack.format("train_run"), stack.format("run_sweep __call__")}
-
-
-@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
-def test_a_run_makes_its_gpu_the_current_one(
-    name: str, index: int, refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Graphs are captured and memory is pinned on the current GPU. Torch refuses a device without an index."""
-    current = Mock(side_effect=ConfigError("stopped here"))
-    simulate_gpus(monkeypatch, 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current)
-    assert "stopped here" in refuse(f"device={name}")
-    current.assert_called_once_with(torch.device("cuda", index))
 
 
 @pytest.mark.parametrize("name", ["ram", "prefetch"])
