@@ -1,6 +1,5 @@
 """What keeps a GPU from waiting, on a simulated one: work ahead of time, and windows that are long enough."""
 
-import threading
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,9 +9,7 @@ from torch import Tensor, nn
 
 from tests.training import test_step
 from vitmnist.checkpoint.manager import CheckpointManager
-from vitmnist.data import sampler as sampler_module
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.diagnosis import measure
 from vitmnist.errors import TrainingError
 from vitmnist.optim.optimizers import EMA
@@ -20,19 +17,6 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing import benchmark as benchmark_module
 from vitmnist.timing.benchmark import NUM_WINDOWS, Benchmark, LoaderCandidate
 from vitmnist.timing.table import Bottleneck, Spread
-
-
-def test_the_permutation_of_the_next_epoch_is_drawn_during_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tensor, "to", lambda tensor, *target, **options: tensor.clone())
-    sampler_module._permutation.cache_clear()
-    sampler = EpochSampler(size=50, batch_size=5, seed=3)
-    before = set(threading.enumerate())
-    for epoch in range(3):
-        indices = sampler.indices(epoch, device="cuda")
-        for thread in set(threading.enumerate()) - before:
-            thread.join(10)
-        assert sampler_module._permutation.cache_info().misses == epoch + 2
-        assert torch.equal(indices, torch.cat(list(sampler.batches(epoch))))
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -159,22 +159,22 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
     classes = encoded.find_classes()
     options.spans(len(splits["train"]), len(splits.get("test", ())))
     record: dict[str, Any] = {}
-    (images,), record = open_or_write_cache(
+    (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
         _fingerprint(encoded, options),
         sum(map(len, splits.values())),
         partial(_decode, encoded, options, record),
-        partial(dict, record),
+        lambda: record,
         names=("images",),
     )
-    if unreadable := record["unreadable"]:
+    if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
             advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
             raise _unreadable_error(unreadable, encoded, advice)
         encoded = _leave_out(encoded, unreadable, classes)
     return Dataset(
         encoded.folder.resolve().name,
-        **_make_splits(encoded, options, images, record),
+        **_make_splits(encoded, options, images, metadata),
         skipped=len(unreadable),
         folds=encoded.folds,
     )
@@ -211,7 +211,7 @@ def _leave_out(encoded: EncodedImages, unreadable: Mapping[str, str], classes: S
 
 
 def _make_splits(
-    encoded: EncodedImages, options: DecodingOptions, images: Tensor, record: Mapping[str, Any]
+    encoded: EncodedImages, options: DecodingOptions, images: Tensor, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the splits, by name, from the pixels of all readable images, `[N, C, H, W]` or `[N, H, W, C]`."""
     folder, classes = encoded.folder, encoded.find_classes()
@@ -224,12 +224,12 @@ def _make_splits(
         images = images.permute(0, 3, 1, 2)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = compute_statistics(images[train_rows]) if options.train_size else (record["mean"], record["std"])
+    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
     label_of = {name: label for label, name in enumerate(classes)}
     splits: dict[str, Any] = {}
     for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
-        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), record["sha256"][split]
+        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
         whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
         splits[split] = whole.subset(rows_to_use[split])
     return splits
