@@ -98,6 +98,8 @@ def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
         ({"batch_size": 5.5}, "^batch_size=5.5: must be a whole number"),
         ({"batch_size": True}, "^batch_size=True: must be a whole number"),
         ({"seed": "0"}, "^seed=0: must be a whole number, at least 0"),
+        ({"drop_last": "false"}, "^drop_last=false: must be True or False"),
+        ({"batch_size": 11, "drop_last": True}, "^batch_size=11 exceeds the 10 images, so drop_last=true leaves no ba"),
         ({"name": ["ram"]}, r"^name=\['ram'\]: not known"),
         ({"device": "mps"}, "^mps is not supported yet: float64 .* are missing there; type device=cpu$"),
         ({"device": "gpu"}, "^device=gpu: unknown device; allowed: auto, cpu, cuda"),

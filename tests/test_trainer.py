@@ -2,6 +2,7 @@
 
 import inspect
 import runpy
+import shutil
 import traceback
 import weakref
 from functools import partial
@@ -15,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, result_of
-from tests.support.fake_queue import simulate_gpus
+from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, assert_same_weights, result_of
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.errors import ExitCode
 from vitmnist.loaders.base import Loader
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
@@ -48,29 +49,7 @@ def test_backward_is_seven_frames_away_from_train_py(
     assert stacks == {stack.format("train_run"), stack.format("run_sweep __call__")}
 
 
-def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch reads CUBLAS_WORKSPACE_CONFIG only at the first matrix product on a GPU."""
-    calls: list[str] = []
-    forward = CNN.forward
-    monkeypatch.setattr(CNN, "forward", lambda *args: calls.append("forward") or forward(*args))
-    monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", lambda *args: calls.append("deterministic"))
-    assert "cifar-10" in refuse("data/dataset=cifar10", "data.root=nowhere", "model=cnn")
-    assert calls == ["deterministic", "forward"]  # The model runs on zeros before the data is read.
-
-
-@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
-def test_a_run_makes_its_gpu_the_current_one(
-    name: str, index: int, refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Graphs are captured and memory is pinned on the current GPU. Torch refuses a device without an index."""
-    current = Mock(side_effect=ConfigError("stopped here"))
-    simulate_gpus(monkeypatch, 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current)
-    assert "stopped here" in refuse(f"device={name}")
-    current.assert_called_once_with(torch.device("cuda", index))
-
-
-@pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])
+@pytest.mark.parametrize("name", ["ram", "prefetch"])
 def test_training_and_validation_data_are_freed_before_the_test_split(
     name: str, succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +97,21 @@ def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
+    runs: Path, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
+    monkeypatch.setitem(METRICS.import_package(), "labelled", count)
+    printed = succeed("resume=cut", "max_minutes=null")
+    assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
+    assert_same_weights(runs / "whole", tmp_path / "cut")
+    epochs = result_of(tmp_path / "cut")["epochs"]
+    assert [epoch["train_labelled"] for epoch in epochs] == [None, 100]
+    assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
 
 
 class Tied(nn.Module):

@@ -165,18 +165,15 @@ class _AuditedLoader:
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
 
     def _check_balance(self, orders: list[list[int]], labels: torch.Tensor, can_drop: int) -> str:
-        """Check that classes came equally often, as did the samples of a class; `shuffle="balanced"` repeats some."""
+        """Check that classes came equally often; `shuffle="balanced"` repeats samples."""
         for epoch, order in enumerate(orders):
-            counts = torch.tensor(order).bincount(minlength=len(labels))
-            by_class = [counts[labels == label] for label in labels.unique()]
-            dropped, totals = self.data.size - len(order), torch.stack([part.sum() for part in by_class])
-            if not 0 <= dropped <= can_drop or any(
-                int(part.max() - part.min()) > 1 + dropped for part in (totals, *by_class)
-            ):
+            totals = (labels[order] == labels.unique()[:, None]).sum(dim=1)
+            dropped = self.data.size - len(order)
+            if not 0 <= dropped <= can_drop or totals.max() - totals.min() > 1 + dropped:
                 raise AssertionError(
-                    f"epoch {epoch}: {len(order)} samples, from {totals.min()} to {totals.max()} of a class"
+                    f"epoch {epoch}: {len(order)} samples, from {min(totals)} to {max(totals)} of a class"
                 )
-        return f"balanced: {self.data.size} samples of {len(by_class)} classes, {dropped} samples dropped"
+        return f"balanced: {self.data.size} samples of {len(totals)} classes, {dropped} samples dropped"
 
     def check_orders(self) -> str:
         first, second = map(_order, self.epochs)

@@ -33,9 +33,7 @@ class NoOptions:
 
 
 class Registry(Generic[Declaration, Built]):
-    """Functions and classes by name, each with a declaration. The modules of one package register them.
-
-    Installed packages can register more members.
+    """Functions and classes by name, each with a declaration. Modules of a package, and installed ones, register them.
 
     Args:
         group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from PIL.Image import Image
@@ -18,7 +19,7 @@ from vitmnist.runtime.progress import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import measure_peak_memory
-from vitmnist.tracking.log import log_epoch
+from vitmnist.tracking.log import log_early_stop, log_epoch
 from vitmnist.tracking.loggers import Logger
 from vitmnist.tracking.result import Result
 from vitmnist.training.loop import AfterStep, Predictions
@@ -48,12 +49,12 @@ class RunRecorder:
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
     @contextmanager
-    def progress_bar(self, progress: EpochProgress, split: str, num_batches: int) -> Iterator[AfterStep]:
-        """Show a progress bar for a pass over a split; yield a callback that updates it and saves checkpoints."""
+    def progress_bar(self, progress: EpochProgress, num_batches: int) -> Iterator[AfterStep]:
+        """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
         bar = tqdm(
-            desc=f"epoch {progress.epoch + 1} {split}",
+            desc=f"epoch {progress.epoch + 1}",
             total=num_batches,
-            initial=progress.metrics.num_batches if split == "train" else 0,
+            initial=progress.metrics.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,
@@ -70,8 +71,8 @@ class RunRecorder:
     def finish_epoch(
         self,
         progress: EpochProgress,
-        train_metrics: Mapping[str, float],
-        eval_metrics: Mapping[str, float],
+        train_metrics: Mapping[str, Any],
+        eval_metrics: Mapping[str, Any],
         predictions: Predictions,
     ) -> None:
         """Record, log and save a completed epoch.
@@ -102,8 +103,14 @@ class RunRecorder:
         log_epoch(record, self.config.epochs_to_train, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
+    def finish_training(self) -> None:
+        """Record and log whether training stopped early, and write the final weights."""
+        self.result.stopped_early = len(self.result.epochs) < self.config.epochs_to_train
+        log_early_stop(self.result, self.monitor)
+        self.checkpoints.save_final_weights()
+
     def _make_record(
-        self, progress: EpochProgress, train_metrics: Mapping[str, float], eval_metrics: Mapping[str, float]
+        self, progress: EpochProgress, train_metrics: Mapping[str, Any], eval_metrics: Mapping[str, Any]
     ) -> EpochRecord:
         """Make the record of an epoch; rank 0 sends its record to all ranks."""
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]

@@ -4,8 +4,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,7 @@ from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import describe_environment, reset_peak_memory
 from vitmnist.tracking.images import draw_epoch_images
-from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_setup, log_test
+from vitmnist.tracking.log import log_bottleneck, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
@@ -45,15 +45,14 @@ from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
     build_loss,
     build_model,
-    check_batch_norm,
     check_config,
     find_pretrained,
     read_dataset,
     resolve_dataset_options,
+    warn_of_small_statistics,
 )
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
-from vitmnist.training.step_runner import StepRunner
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +105,10 @@ class Trainer:
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
-        config, result, world = self.config, self.result, self.world
+        config, result = self.config, self.result
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
-        with self.stop, record_outcome(result, config, self.stop, world):
+        with self.stop, record_outcome(result, config, self.stop, self.world), ExitStack() as open_loggers:
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
@@ -117,33 +116,29 @@ class Trainer:
             # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
             step.prepare(train_loader)
             self.distribute(step)
-            self._record_setup(dataset, step, train_loader)
-            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, world)
+            self.record_setup(dataset, step, train_loader)
+            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, self.world)
             progress = self._create_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
+            recorder = self.open_recorder(dataset, sampler, step, checkpoints, open_loggers)
 
-            with self._open_recorder(dataset, sampler, step, checkpoints) as recorder:
-                # From here on, a signal stops the run after the current step, so that progress can be saved.
-                self.stop.listen(deadline)
-                with train_loader, eval_loader:
-                    # A resumed run first completes the epoch in which it stopped.
-                    while progress.metrics.num_batches > 0 or not recorder.is_done():
-                        with recorder.progress_bar(progress, "train", len(train_loader)) as after_step:
-                            train_metrics = train_epoch(step, train_loader, progress, after_step)
-                        with recorder.progress_bar(progress, dataset.eval_split_name, len(eval_loader)) as after_step:
-                            eval_metrics, predictions = evaluate(
-                                step.eval_model, eval_loader, step.preprocess, after_step, world
-                            )
-                        recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
-                        progress = self._create_progress(sampler)
-
-                result.stopped_early = len(result.epochs) < config.epochs_to_train
-                log_early_stop(result, self.monitor)
-                checkpoints.save_final_weights()
-                del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
-                self._evaluate_on_test(dataset, step, checkpoints, loader_config)
+            # From here on, a signal stops the run after the current step, so that progress can be saved.
+            self.stop.listen(deadline)
+            with train_loader, eval_loader:
+                # A resumed run first completes the epoch in which it stopped.
+                while progress.metrics.num_batches > 0 or not recorder.is_done():
+                    with recorder.progress_bar(progress, len(train_loader) + len(eval_loader)) as after_step:
+                        train_metrics = train_epoch(step, train_loader, progress, after_step)
+                        eval_metrics, predictions = evaluate(
+                            step.eval_model, eval_loader, step.preprocess, after_step, self.world
+                        )
+                    recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
+                    progress = self._create_progress(sampler)
+            recorder.finish_training()
+            del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
+            self.evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result)
         return result
 
@@ -196,15 +191,15 @@ class Trainer:
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
-        preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
+        preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
-        runner = StepRunner(model, preprocess, loss, batch_size, options.micro_batch, options.precision)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), self._monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(runner, optimizer, schedule, options, config.trainer.clip_norm, ema, frozen)
-        check_batch_norm(config.model["name"], step, train, sampler)
+        parts = model, preprocess, loss, optimizer, schedule
+        step = TrainStep(*parts, batch_size, options, config.trainer.clip_norm, ema, frozen)
+        warn_of_small_statistics(step)
         return step
 
     def _monitored_values(self) -> list[float | None]:
@@ -235,7 +230,7 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         world = self.world
-        batch_size = world.broadcast_object(lambda: step.runner.microbatch_size) * world.size
+        batch_size = world.broadcast_object(lambda: step.microbatch_size) * world.size
         sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
@@ -268,7 +263,7 @@ class Trainer:
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
-    def _record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
+    def record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
         """Record and log the dataset, the selected loader, the options of the step and the environment."""
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
@@ -289,37 +284,42 @@ class Trainer:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    @contextmanager
-    def _open_recorder(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, checkpoints: CheckpointManager
-    ) -> Iterator[RunRecorder]:
-        """Remove records newer than the checkpoint, and keep the loggers open within the block."""
+    def open_recorder(
+        self,
+        dataset: Dataset,
+        sampler: EpochSampler,
+        step: TrainStep,
+        checkpoints: CheckpointManager,
+        open_loggers: ExitStack,
+    ) -> RunRecorder:
+        """Remove records newer than the checkpoint, and open the loggers; `open_loggers` closes them."""
         config, folder, result, world = self.config, self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
-        with ExitStack() as stack:
-            logger_options = self.logger_options if world.is_main else []
-            loggers = [stack.enter_context(LOGGERS.build(values, folder, result)) for values in logger_options]
-            if world.is_main:
-                result.write_config()
-                result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
-                for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
-                    (folder / name).unlink(missing_ok=True)
-            result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-            images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-            yield RunRecorder(
-                config, result, world, self.monitor, checkpoints, loggers, images, self.device, dataset.train.classes
-            )
+        loggers = []
+        if world.is_main:
+            loggers = [
+                open_loggers.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
+            ]
+            result.write_config()
+            result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
+            for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                (folder / name).unlink(missing_ok=True)
+        result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+        images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
+        return RunRecorder(
+            config, result, world, self.monitor, checkpoints, loggers, images, self.device, dataset.train.classes
+        )
 
-    def _evaluate_on_test(
+    def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
     ) -> None:
         """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
             return
-        kind = checkpoints.load_best_weights()
+        checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
-        self.result.test = {"weights": kind, **metrics}
-        log_test(self.result.test, self.monitor.best_epoch(self.result.epochs))
+        self.result.test = {"weights": "best", **metrics}
+        log_test(self.result.test, 1 + (self.monitor.best_epoch(self.result.epochs) or 0))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Printed, result_of
+from tests.conftest import Printed
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
-from vitmnist.cli.report import main as report
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
-from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
 
@@ -66,16 +66,3 @@ def test_statistics_are_typed_recorded_and_may_not_change(
     assert [model.preprocess.mean.item(), model.preprocess.std.item()] == [0.25, 0.5]
     succeed("resume=run", "epochs=2")
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
-
-
-def test_seeds_share_a_hold_out_and_folds_are_compared(
-    quick: list[str], succeed: Printed, refuse: Printed, output_of: Printed, tmp_path: Path
-) -> None:
-    runs = {"first": ["seed=1"], "second": ["seed=2"], "fold": ["seed=2", "data.holdout_seed=1"]}
-    for name, typed in runs.items():
-        succeed(*quick, "data.holdout=0.3", "epochs=1", *typed, f"hydra.run.dir={name}")
-    first, second, fold = (result_of(tmp_path / name)["dataset"] for name in runs)
-    assert first == second
-    assert {key for key in fold if fold[key] != first[key]} == {"sha256"}
-    assert "datasets" not in output_of(report, *runs)
-    assert "data.holdout_seed=0 (it was 1)" in refuse("resume=fold", "data.holdout_seed=0", "epochs=2")

@@ -38,8 +38,8 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "raised", "message"),
     [
-        ({"name": "disk", "num_workers": 0}, StopIteration, RuntimeError, "sample 9 of the dataset raised StopIter"),
-        ({"name": "prefetch"}, StopIteration, RuntimeError, "sample 9 of the dataset raised StopIteration"),
+        ({"name": "disk", "num_workers": 0}, StopIteration, RuntimeError, "generator raised StopIteration"),
+        ({"name": "prefetch"}, StopIteration, RuntimeError, "generator raised StopIteration"),
         ({"name": "disk", "num_workers": 1}, ConnectionResetError, ConnectionResetError, "the server is gone"),
     ],
 )
@@ -61,106 +61,49 @@ def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_wor
     assert kept.value.__traceback__ is not None
 
 
-class OwnNumbers:
-    """Draws from generators of its object and of its class."""
-
-    of_class = random.Random(2)
-
-    def __init__(self, of_class: bool) -> None:
-        self.numbers = self.of_class if of_class else np.random.RandomState(1)
-
-    def __call__(self) -> float:
-        return self.numbers.random()
-
-
-class OwnGenerator(random.Random):
-    """A generator of a class that the framework does not know."""
-
-
-class InClass:
-    """Draws from a generator that an object of its class holds."""
-
-    numbers = OwnNumbers(of_class=False)
-
-    def __call__(self) -> float:
-        return self.numbers()
-
-
-class Decorated:
-    """Draws in a static method, or in a property."""
-
-    def __init__(self, is_static: bool) -> None:
-        self.is_static = is_static
-
-    def __call__(self) -> float:
-        return self.draw() if self.is_static else self.value
-
-    @staticmethod
-    def draw() -> float:
-        return float(NUMBERS.random())
-
-    @property
-    def value(self) -> float:
-        return float(NUMBERS.random())
-
-
-class Slots:
-    """Draws in a method from a slot."""
-
-    __slots__ = ("numbers",)
-
-    def __init__(self) -> None:
-        self.numbers = np.random.default_rng(3)
-
-    def __call__(self) -> float:
-        return float(self.numbers.random())
-
-
-class OtherMethod:
-    """Draws in a method that `__call__` calls, from a global variable or from an attribute of a module."""
-
-    def __init__(self, of_module: bool) -> None:
-        self.of_module = of_module
-
-    def __call__(self) -> float:
-        return self.draw()
-
-    def draw(self) -> float:
-        return float(helper.numbers.random() if self.of_module else NUMBERS.random())
-
-
 NUMBERS = np.random.default_rng(4)
 helper = ModuleType("helper")
 helper.numbers = np.random.default_rng(5)
 
 
-def closure(numbers: Any) -> Callable[[], float]:
-    return lambda: float(
-        torch.rand((), generator=numbers) if isinstance(numbers, torch.Generator) else numbers.random()
-    )
+class OwnNumbers:
+    """Draws in a method that `__call__` calls, from a generator of the object, its class or a module."""
+
+    of_class = random.Random(2)
+
+    def __init__(self, method: str) -> None:
+        self.method, self.of_object = method, np.random.RandomState(1)
+
+    def __call__(self) -> float:
+        return getattr(self, self.method)()
+
+    def attribute(self) -> float:
+        return self.of_object.random()
+
+    def class_attribute(self) -> float:
+        return self.of_class.random()
+
+    def global_variable(self) -> float:
+        return NUMBERS.random()
+
+    def module(self) -> float:
+        return helper.numbers.random()
 
 
-def keyword_default(*, numbers: np.random.Generator = np.random.default_rng(6)) -> float:  # noqa: B008
-    return float(numbers.random())
+def closure(numbers: torch.Generator) -> Callable[[], float]:
+    return lambda: float(torch.rand((), generator=numbers))
 
 
 DRAWS: dict[str, tuple[Callable[[], float], str]] = {
     "torch": (lambda: float(torch.rand(())), "torch"),
     "NumPy": (lambda: np.random.rand(), "NumPy"),  # noqa: PLW0108  # its owner would be the global generator
     "Python": (random.random, "Python"),
-    "attribute": (OwnNumbers(of_class=False), "a RandomState of its own"),
-    "class attribute": (OwnNumbers(of_class=True), "a Random of its own"),
-    "slot": (Slots(), "a Generator of its own"),
-    "global variable": (OtherMethod(of_module=False), "a Generator of its own"),
-    "module": (OtherMethod(of_module=True), "a Generator of its own"),
+    "attribute": (OwnNumbers("attribute"), "a RandomState of its own"),
+    "class attribute": (OwnNumbers("class_attribute"), "a Random of its own"),
+    "global variable": (OwnNumbers("global_variable"), "a Generator of its own"),
+    "module": (OwnNumbers("module"), "a Generator of its own"),
     "generator expression": (lambda: sum(NUMBERS.random() for _ in "a"), "a Generator of its own"),
-    "static method": (Decorated(is_static=True), "a Generator of its own"),
-    "property": (Decorated(is_static=False), "a Generator of its own"),
-    "object of the class": (InClass(), "a RandomState of its own"),
-    "keyword default": (keyword_default, "a Generator of its own"),
-    "subclass": (closure(OwnGenerator(1)), "a OwnGenerator of its own"),
-    "closure": (closure(np.random.default_rng(1)), "a Generator of its own"),
-    "torch's in a closure": (closure(torch.Generator()), "a Generator of its own"),
+    "closure": (closure(torch.Generator()), "a Generator of its own"),
 }
 STORES: dict[str, Callable[[Any, Path], Any]] = {
     "ram": lambda data, _: make_loader("ram", data, **ORDER),

@@ -105,7 +105,7 @@ def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
         for step in (plain, rounded):
             step.prepare(loader)
             step.forward_backward(next(step.batches(loader, 0)))
-            step._unscale_gradients()
+            step._scaler.unscale_(step.optimizer)
     assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
 
 

@@ -18,7 +18,6 @@ from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import collate_samples
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.loaders.prefetch import PrefetchLoader, PrefetchOptions
 
@@ -163,17 +162,14 @@ class Point(NamedTuple):
 def nested(index: int) -> dict[str, object]:
     """A sample of a detection dataset."""
     boxes = [torch.tensor([index, index]), torch.tensor([-index])]
-    return {"boxes": boxes, "point": Point(torch.tensor(index), f"point {index}"), "mask": None, "pair": (index, "")}
+    return {"boxes": boxes, "point": Point(torch.tensor(index), f"point {index}"), "pair": (index, "")}
 
 
 def test_nested_samples_pass_through() -> None:
-    """Samples may contain dicts, lists, tuples, named tuples, None and strings."""
+    """Samples may contain dicts, lists, tuples, named tuples and strings."""
     sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
     with make_loader("prefetch", Made(nested, 3), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
         batch, short = loader.epoch(0)
     assert [array.tolist() for array in batch["boxes"]] == [[[0, 0], [1, 1]], [[0], [-1]]]
     assert (batch["point"].x.tolist(), batch["point"].name) == ([0, 1], ("point 0", "point 1"))
-    assert batch["mask"] is None
     assert (batch["pair"][0].tolist(), short["pair"][0].tolist()) == ([0, 1], [2])
-    with pytest.raises(TypeError, match="some samples have None where others have a value"):  # and not all without
-        collate_samples([{"mask": None}, {"mask": torch.tensor(7)}])

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
 from vitmnist import from_dataloader
 from vitmnist.data.randomness import preserved_random_state
+from vitmnist.errors import DataError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
 
 CROP = v1.RandomResizedCrop(16)
@@ -134,6 +135,29 @@ def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
         transform = v1.Compose([v1.Resize((8, 8)), rare, v1.ToTensor()])
         replaced = from_dataloader(DataLoader(Pictures(folder, transform), 4), "ram")
         assert names_of_splits(replaced) == [(["Resize"], [type(rare).__name__, "ToTensor"])]
+
+
+class InMemory(Dataset[Any]):
+    """Images that a transform can change in place, because the dataset does not copy them."""
+
+    def __init__(self) -> None:
+        self.images, self.transform = torch.rand(20, 3, 8, 8), v1.RandomErasing(inplace=True)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.images[index])
+
+
+@pytest.mark.parametrize("name", ["ram", "cache"])
+@pytest.mark.parametrize("module", [v1, v2])
+def test_transforms_in_place_do_not_change_kept_samples(module: Any, name: str, folder: Path, tmp_path: Path) -> None:
+    transform = v1.Compose([SMALL, v1.ToTensor(), module.RandomErasing(0.9, inplace=True)])
+    replaced = check_same(lambda: DataLoader(Pictures(folder, transform), 4), loader=name, folder=str(tmp_path))
+    assert names_of_splits(replaced)[0][0] == ["Resize", "ToTensor"]
+    with pytest.raises(DataError, match="a transform changes data of the dataset in place"):
+        from_dataloader(DataLoader(InMemory(), 4), name, folder=str(tmp_path))
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
     for name, (init, prefixes) in zip(("run", "other", "third", "fourth"), inits.items(), strict=True):
         output = succeed(*quick, STILL, f"init={init}", f"hydra.run.dir={name}")
         assert "started from 6 of 6 weights of init" in output
-        assert re.findall(r"all names begin with (\S+),", output) == prefixes.split()
+        assert re.findall(r"the prefix (\S+) is removed", output) == prefixes.split()
         assert all(torch.allclose(value, best[key]) for key, value in weights(tmp_path / name).items())
     assert_same_run(tmp_path / "run", tmp_path / "other")
     for content, message in (

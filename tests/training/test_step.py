@@ -26,7 +26,6 @@ from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions
-from vitmnist.training.step_runner import Mode, StepRunner
 
 CPU = torch.device("cpu")
 SHIFT = Compose([{"name": "shift", "pixels": 2}])
@@ -73,9 +72,8 @@ def make_step(
     values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     preprocess = Preprocess(data.train, augment).to(device)
-    runner = StepRunner(model, preprocess, loss, BATCH, config.micro_batch, config.precision)
-    schedule = build_schedule(one_cycle, 1, steps)
-    return TrainStep(runner, built, schedule, config, clip_norm, EMA(model, decay) if decay else None)
+    parts = model, preprocess, loss, built, build_schedule(one_cycle, 1, steps)
+    return TrainStep(*parts, BATCH, config, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
@@ -139,15 +137,15 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 
 
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
-@pytest.mark.parametrize("mode", [Mode.EAGER, Mode.COMPILED_AND_PADDED])
-@pytest.mark.parametrize("micro_batch", [None, 4, 3, 1, 100])
+@pytest.mark.parametrize("is_padded", [False, True], ids=["as they are", "padded"])
+@pytest.mark.parametrize("micro_batch", [100, 3, 1])
 def test_microbatches_give_the_same_gradient(
-    tiny: Dataset, mode: Mode, micro_batch: int | None, augment: Compose
+    tiny: Dataset, is_padded: bool, micro_batch: int, augment: Compose
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
-    step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1)
-    step.runner.mode = mode
-    assert step.runner.microbatch_size <= (micro_batch or BATCH)
+    # A step that is to be compiled pads its batches, and `prepare`, which would compile it, is not called.
+    step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1, compile=is_padded)
+    assert step.microbatch_size <= micro_batch
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -189,10 +187,7 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     step(batch_of(tiny, step, BATCH), lambda step: gradients.append(gradient_difference(step.model, plain.model)))
     assert 1e-6 < gradients[0] < 0.01  # In float32, the difference would be below the lower bound.
     assert train_in_fp16(step, tiny, [1e30, 1024.0, 1e30]) == [False, True, False]
-    assert (step.completed_steps, step.pop_skipped_steps(), step.pop_skipped_steps()) == (4, 2, 0)
-    with step.preserved_state():
-        train_in_fp16(step, tiny, [1e30])
-    assert step.pop_skipped_steps() == 0
+    assert step.completed_steps == 4
     restored = make_step(tiny, "adam", precision="fp16", decay=0.9, clip_norm=1e4)
     restored.load_state_dict(copy.deepcopy(step.state_dict()))
     for trained in (step, restored):
@@ -228,8 +223,8 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
 @pytest.mark.parametrize(
     ("backend", "augment"),
     # The backend `eager` only traces. Generating code would take most of a minute.
-    [("eager", SHIFT), ("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
-    ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
+    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    ids=["eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothing(
@@ -269,8 +264,11 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
         check_gradient(step, tiny, size, 1e-5)
 
 
-@pytest.mark.parametrize("micro_batch", [None, 4, 3])
-@pytest.mark.parametrize("augment", [SHIFT, MIXUP], ids=["shift", "mixup"])
+@pytest.mark.parametrize(
+    ("micro_batch", "augment"),
+    [(None, MIXUP), (4, SHIFT), (3, MIXUP)],
+    ids=["whole, mixup", "even, shift", "uneven, mixup"],
+)
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_batch_normalisation_sees_no_padding(
     tiny: Dataset, micro_batch: int | None, augment: Compose, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401
 from torch import Tensor, nn
 
-from tests.conftest import Printed, assert_same_run, result_of, weights
+from tests.conftest import Printed, Train, assert_same_run, result_of, weights
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
@@ -105,40 +105,20 @@ def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pyt
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(
-    ("typed", "in_last_batch"),
-    [
-        (["batch_size=11"], True),
-        (["batch_size=14", "trainer.micro_batch=4"], True),  # microbatches of 4, 4, 4, 2 and 4, 4, 1
-        (["batch_size=7", "trainer.micro_batch=3"], False),  # microbatches of 3, 3, 1
-        (["batch_size=1"], False),
-    ],
-)
-def test_batch_normalisation_of_one_image_is_refused_before_the_first_step(
-    typed: list[str],
-    in_last_batch: bool,
-    quick: list[str],
-    refuse: Printed,
-    succeed: Printed,
-    monkeypatch: pytest.MonkeyPatch,
+def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused(
+    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`BatchNorm2d` on a single image sees 784 values per channel, which is allowed. Microbatches cause a warning."""
-
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), *last, nn.Linear(784, classes))
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, classes))
 
     monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
-    last: list[nn.Module] = []
-    printed = succeed(*quick, *typed, "epochs=1", "hydra.run.dir=run")
-    warning = f"{typed[-1]}: the model has batch normalisation"
-    assert (warning in printed) == typed[-1].startswith("trainer.micro_batch") == ("has batch norm" in printed)
-    last.append(nn.BatchNorm1d(784))
-    assert refuse(*quick, *typed, "hydra.run.dir=refused").endswith(
-        "Expected more than 1 value per channel when training, got input size torch.Size([1, 784]); set "
-        "data.drop_last=true if it is the last one, else trainer.micro_batch=null or a larger batch_size\n"
+    # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
+    ended = train_here(*quick, "batch_size=14", "trainer.micro_batch=4")
+    assert ended.stderr == (
+        "error: batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it "
+        "is the last one, else trainer.micro_batch=null or a larger batch_size\n"
     )
-    if in_last_batch:
-        assert "2/2" in succeed(*quick, *typed, "data.drop_last=true", "hydra.run.dir=dropped")
+    assert "trainer.micro_batch=4: the model has batch normalisation" in ended.stdout
 
 
 def test_fast_is_printed_recorded_and_learns_as_plain_does(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

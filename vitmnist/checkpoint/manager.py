@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors.torch import save as to_safetensors
 
-from vitmnist.augment.preprocess import build_augment, get_input_size
+from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
@@ -70,6 +70,7 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
+        self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, best: bool = False) -> None:
@@ -81,7 +82,7 @@ class CheckpointManager:
         checkpoint = Checkpoint(
             config=to_json_values(self.config),
             model_info=self._model_info,
-            dataset_sha256=(self.result.dataset or {})["sha256"],
+            dataset_sha256=self._checksums,
             step=step.state_dict(),
             epochs=self.result.epochs,
             rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
@@ -94,9 +95,8 @@ class CheckpointManager:
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-            checksums = (self.result.dataset or {})["sha256"]
-            differing = [name for name, value in checksums.items() if checkpoint.dataset_sha256.get(name) != value]
-            if differing:
+            before = checkpoint.dataset_sha256
+            if differing := [name for name, value in self._checksums.items() if before.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -152,15 +152,11 @@ class CheckpointManager:
         self.world.barrier()
         raise create_interruption(StopReason(stopping))
 
-    def load_best_weights(self) -> str:
-        """Load the best weights, if there are any, into the evaluated model; return `best` or `final`."""
+    def load_best_weights(self) -> None:
+        """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
         best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
-        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1] if best.is_file() else None)
-        if weights is None:
-            return "final"
-        with storage.as_damaged_error(best):
-            self.step.eval_model.load_state_dict(weights)
-        return "best"
+        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
+        self.step.eval_model.load_state_dict(weights)
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
@@ -182,8 +178,7 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
-    with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-        checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
+    checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
     check_resumable(checkpoint.config, to_json_values(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
@@ -219,6 +214,6 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
-        "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "size": get_input_size(config.data, *train.images.shape[2:]),
         "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
     }

@@ -2,11 +2,12 @@
 
 A sample is random if each read advances a generator, or if a second read returns something else. The generators are
 the global ones of torch (CPU), NumPy and Python, and those that are reachable from a dataset, a transform or a collate
-function: through attributes, containers, class attributes, and the variables of methods and nested functions. In a
-module that a method names, only generators are searched for, not objects that hold one. Other sources, such as a
-`default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample is read twice.
+function: through attributes, containers, class attributes, and the variables of methods and nested functions. Other
+sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample is
+read twice.
 """
 
+import gc
 import pickle
 import random
 import struct
@@ -16,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from logging import Logger
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,14 +30,17 @@ from vitmnist.store.tree import find_difference
 
 PROBES = 16
 """Number of samples to read to find out whether a dataset is random."""
-LEAF_TYPES = (int, float, str, bytes, type(None), torch.Tensor, np.ndarray, ModuleType, type, BuiltinFunctionType)
+LEAF_TYPES = (
+    *(int, float, str, bytes, type(None), torch.Tensor, np.ndarray),
+    *(ModuleType, type, BuiltinFunctionType, Logger),  # A logger refers to all loggers.
+)
 """Objects of these types are not searched for generators."""
 MAX_ELEMENTS = 1000
 """Containers with more elements are not searched: they hold data, such as a million file names."""
 MAX_SEARCHED = 20_000
 """Maximum number of objects to search for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
-"""In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in others, all attributes."""
+"""In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in functions, no variables."""
 SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
 """The methods that read or transform a sample."""
 Result = TypeVar("Result")
@@ -197,41 +202,40 @@ def _find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
     waiting = deque(roots)
     while waiting and len(reached) < MAX_SEARCHED:
         instance = waiting.popleft()
-        if isinstance(instance, LEAF_TYPES) or id(instance) in reached:
-            continue
-        reached[id(instance)] = instance
-        waiting.extend(_parts_of(instance))
+        if not isinstance(instance, LEAF_TYPES) and id(instance) not in reached:
+            reached[id(instance)] = instance
+            waiting.extend(_parts_of(instance))
     return reached.values()
 
 
-def _parts_of(instance: object) -> Iterable[object]:
-    """Return the objects that an object refers to, and from which it can make a sample."""
-    match instance:
-        case dict() | list() | tuple() | set() | frozenset() if len(instance) > MAX_ELEMENTS:
-            return ()
-        case dict():
-            return instance.values()
-        case list() | tuple() | set() | frozenset():
-            return instance
-        case partial():
-            return instance.func, *instance.args, *instance.keywords.values()
-        case MethodType():
-            return instance.__self__, instance.__func__
-        case FunctionType():
-            return _parts_of_function(instance)
-    return _parts_of_object(instance)
+def _parts_of(instance: object) -> list[Any]:
+    """Return the objects that an object refers to, and the members of its class that can take part in a sample."""
+    if isinstance(instance, dict | list | tuple | set | frozenset) and len(instance) > MAX_ELEMENTS:
+        return []
+    if isinstance(instance, FunctionType):
+        return _parts_of_function(instance)
+    parts = gc.get_referents(instance)  # Attributes, elements, the object of a method, the arguments of a partial
+    for kind in type(instance).__mro__:
+        is_library = _is_library(kind.__module__)
+        for name, part in vars(kind).items():
+            if name in SAMPLE_METHODS or not (is_library or name.startswith("__")):
+                parts.append(part)
+    return parts
 
 
-def _parts_of_function(function: FunctionType) -> list[object]:
+def _parts_of_function(function: FunctionType) -> list[Any]:
     """Return the variables and defaults that a function uses, and the generators in modules that it uses."""
-    names = list(_names_in(function.__code__))
-    parts = [function.__globals__[name] for name in names if name in function.__globals__]
-    # A variable of the enclosing function has no value yet if its cell equals an empty one.
-    parts += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    parts += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    names = [] if _is_library(function.__globals__.get("__name__")) else list(_names_in(function.__code__))
+    parts = [function.__globals__.get(name) for name in names]
     modules = [part for part in parts if isinstance(part, ModuleType)]
     attributes = [vars(module).get(name) for module in modules for name in names]
-    return parts + [part for part in attributes if isinstance(part, tuple(GENERATOR_TYPES))]
+    parts += [part for part in attributes if isinstance(part, tuple(GENERATOR_TYPES))]
+    return [*parts, function.__closure__, function.__defaults__, function.__kwdefaults__]
+
+
+def _is_library(module: object) -> bool:
+    # In the type of a Cython function, `__module__` is a descriptor.
+    return str(module).partition(".")[0] in LIBRARIES
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -242,44 +246,22 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(constant)
 
 
-def _parts_of_object(instance: object) -> list[object]:
-    """Return the attributes of an object, and those of its class that can take part in making a sample."""
-    parts = list(getattr(instance, "__dict__", {}).values())
-    for kind in type(instance).__mro__:
-        # In the type of a Cython function, `__module__` is a descriptor.
-        is_library = str(kind.__module__).partition(".")[0] in LIBRARIES
-        for name, part in vars(kind).items():
-            if isinstance(part, MemberDescriptorType):  # The value of a slot
-                parts.append(getattr(instance, name, None))
-            elif name in SAMPLE_METHODS or not is_library:
-                parts.append(part)
-    return parts
-
-
 def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
     """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
 
     The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
     on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
     the sampler's `draws`.
-
-    Raises:
-        RuntimeError: a sample raised `StopIteration`.
     """
-    with preserved_random_state():
-        samples = []
+
+    def read() -> Iterator[Any]:
         for index in indices:
             seed_generators(seed, epoch, index)
-            samples.append(read_sample(dataset, index % len(dataset)))  # type: ignore[arg-type]  # torch has no protocol for it
-        return samples
+            yield dataset[index % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
 
-
-def read_sample(dataset: Dataset[Any], index: int) -> Any:
-    """Read a sample. A `StopIteration` becomes a `RuntimeError`, because it would end the epoch without an error."""
-    try:
-        return dataset[index]
-    except StopIteration as error:
-        raise RuntimeError(f"sample {index} of the dataset raised StopIteration") from error
+    with preserved_random_state():
+        # In a generator, Python replaces a `StopIteration` of the dataset, which would end the epoch without an error.
+        return list(read())
 
 
 def seed_generators(seed: int, epoch: int, index: int) -> None:

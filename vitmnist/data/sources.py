@@ -13,7 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -29,7 +29,6 @@ from vitmnist.data.randomness import (
     has_set_epoch,
     preserved_random_state,
     read_probes,
-    read_sample,
     read_samples,
     refuse_random_samples,
 )
@@ -122,7 +121,8 @@ class TensorSet(SampleSource):
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=_identify_tensor(self.images)))
+        fingerprint = f"{self.images.dtype} {list(self.images.shape)} {hash_tensor(self.images.detach())}"
+        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=fingerprint))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -146,10 +146,6 @@ def hash_tensor(tensor: Tensor) -> str:
     for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
-
-
-def _identify_tensor(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)} {hash_tensor(tensor.detach())}"
 
 
 class DatasetSource(SampleSource):
@@ -190,7 +186,7 @@ class DatasetSource(SampleSource):
 
     def _read_fixed(self, indices: range) -> tuple[Tensor, Tensor]:
         """Collate some samples; raise `ConfigError` if one of them is random."""
-        read = partial(read_sample, self.dataset)
+        read = self.dataset.__getitem__
         try:
             with preserved_random_state(self.dataset):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
@@ -271,7 +267,7 @@ def _collate(samples: Sequence[object], rows: Sequence[int]) -> object:
 
 
 def collate_samples(samples: Sequence[object]) -> object:
-    """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`, and None stays None.
+    """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`.
 
     As in torch, nested tuples become lists. Samples that are tuples themselves make a tuple.
 
@@ -279,7 +275,7 @@ def collate_samples(samples: Sequence[object]) -> object:
         TypeError: torch cannot collate an object of this type.
         RuntimeError: tensors have different shapes.
     """
-    batch = collate_with({Image.Image: _collate_images, type(None): _collate_none}, samples)
+    batch = collate_with({Image.Image: _collate_images}, samples)
     return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
 
 
@@ -293,8 +289,3 @@ def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[
 
 def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
     return torch.stack([to_tensor(image) for image in images])
-
-
-def _collate_none(values: Sequence[Any], *, collate_fn_map: object = None) -> None:
-    if any(value is not None for value in values):
-        raise TypeError("some samples have None where others have a value; give them all one or none of them")

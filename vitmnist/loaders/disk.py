@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, Split
-from vitmnist.data.sampler import EpochSampler, to_index_tensor
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
@@ -84,8 +84,7 @@ class FileLoader(Loader):
                     yield map_batch_tensors(self.queue.to_device, (images, labels))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
-        for batch_indices in self.sampler.batches(epoch, start):
-            indices = to_index_tensor(batch_indices)
+        for indices in self.sampler.indices(epoch, start).split(self.sampler.rank_batch_size):
             images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
             for row in range(len(indices)):
                 yield images, indices, row

@@ -85,12 +85,9 @@ def fetch_sample(read: Callable[[int], Any], index: int) -> Any:
 
 
 def collate_batch(collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int]) -> object:
-    """Collate samples. An error becomes a `NoRowPerSampleError` that names their indices."""
-    try:
-        with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
-            return collate(samples)
-    except DataError as error:  # A batch of a single sample can fail even if no real batch does.
-        raise NoRowPerSampleError(str(error)) from error
+    """Collate samples. An error becomes a `DataError` that names their indices."""
+    with as_data_error(f"the collate function, for samples {', '.join(map(str, indices[:3]))}, …"):
+        return collate(samples)
 
 
 def fetch_samples(dataset: Any, indices: Sequence[int]) -> Any:
@@ -115,18 +112,22 @@ def check_same_batches(
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
     if with_single_samples:
         compared += shuffled[:COMPARED_SINGLE].split(1)
-    for indices in (part.tolist() for part in compared):
+    # Compare a batch again with other random numbers, as in a second epoch: it differs if a transform changes data of
+    # the original dataset in place.
+    for number, part in enumerate([*compared, *compared[:1]]):
+        indices = part.tolist()
         batches = []
         for dataloader in (replacement, original):
             with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
-                seed_generators(0, 0, 0)
+                seed_generators(0, number, 0)
                 samples = fetch_samples(dataloader.dataset, indices)
                 batches.append(collate_batch(dataloader.collate_fn, samples, indices))
         if difference := find_difference(*batches):
             names = ", ".join(map(str, indices[:3]))
             raise DataError(
                 f"{difference} of samples {names}, … differs from the DataLoader's: fingerprint= does not fit, or "
-                "samples depend on what was read before, or they draw from a generator that cannot be detected (such "
-                "as default_rng() in each call); keep no state between samples, move the random step into the "
-                "attribute transform of the dataset, or use the DataLoader as it is"
+                "samples depend on what was read before, or a transform changes data of the dataset in place, or "
+                "samples draw from a generator that cannot be detected (such as default_rng() in each call); keep no "
+                "state between samples, clone data before changing it, move the random step into the attribute "
+                "transform of the dataset, or use the DataLoader as it is"
             )

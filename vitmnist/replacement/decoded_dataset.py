@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_batch, fetch_sample, fetch_samples
-from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
+from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard, list_transforms
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
@@ -39,17 +39,15 @@ class RowTensors:
     structure: TreeStructure
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> RowTensors:
-        """Flatten a batch. Raises `NoRowPerSampleError` unless all leaves are tensors with `size` rows."""
+    def from_batch(cls, batch: object, size: int) -> RowTensors | None:
+        """Flatten a batch. Returns None unless it has tensors, and each has `size` rows."""
         leaves, structure = flatten_tree(batch)
-        if not leaves:
-            raise NoRowPerSampleError("the batch has no tensor")
-        for path, leaf in zip(structure.paths(), leaves, strict=True):
+        for leaf in leaves:
             # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                raise NoRowPerSampleError(f"batch{path} is no plain tensor with a row for each sample")
-        return cls(tuple(leaves), structure)
+                return None
+        return cls(tuple(leaves), structure) if leaves else None
 
     @property
     def signature(self) -> list[str]:
@@ -59,18 +57,12 @@ class RowTensors:
 
     def gather(self, indices: Sequence[int]) -> Any:
         """Gather a batch of samples. Raises `DataError` for an index out of range."""
-        size = len(self.tensors[0])
-        try:
+        first = ", ".join(map(str, list(indices)[:3]))
+        with as_data_error(f"samples have the indices 0 to {len(self.tensors[0]) - 1}, the sampler gives {first}, …"):
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:
-                raise IndexError
-        except (IndexError, TypeError) as error:
-            shown = ", ".join(map(str, list(indices)[:3]))
-            raise DataError(
-                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
-            ) from error
-        return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
+            gathered = gather_rows(self.tensors, rows)
+        return unflatten_tree(gathered, self.structure)
 
 
 class DecodedDataset(WrappedDataset):
@@ -81,11 +73,11 @@ class DecodedDataset(WrappedDataset):
 
     Args:
         original: the dataset that decodes the samples.
-        guard: detects changes of its transforms.
+        deterministic: the transforms that have been applied to the samples.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard) -> None:
-        self._guard = guard
+    def __init__(self, original: MapStyleDataset, deterministic: Iterable[Transform]) -> None:
+        self._guard = TransformGuard(original, deterministic)
         self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
@@ -120,11 +112,17 @@ def materialize_or_collate(collate: Callable[[list[Any]], object], batch: Deferr
 
 
 class RowDataset(DecodedDataset):
-    """A decoded dataset that gathers each batch from rows of tensors."""
+    """A decoded dataset that gathers each batch from rows of tensors.
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors) -> None:
-        self._rows = rows
-        super().__init__(original, guard)
+    Args:
+        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
+            then independent of random numbers that the loop draws before the first batch, for example for another
+            loader in a `zip`.
+    """
+
+    def __init__(self, original: MapStyleDataset, rows: RowTensors, draws_early: bool) -> None:
+        self._rows, self._draws_early = rows, draws_early
+        super().__init__(original, list_transforms(original))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(self._rows.gather, indices)
@@ -138,10 +136,14 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
+        self,
+        original: MapStyleDataset,
+        deterministic: Iterable[Transform],
+        samples: EncodedSamples,
+        transform: Transform,
     ) -> None:
         self._samples, self._transform = samples, transform
-        super().__init__(original, guard)
+        super().__init__(original, deterministic)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])
@@ -154,19 +156,10 @@ class DecodedDataLoader(DataLoader[Any]):
         # A framework can build this class over another dataset, such as a Subset.
         if isinstance(self.dataset, DecodedDataset):
             self.dataset._guard.check()
-        return super().__iter__()
-
-
-class EarlyOrderDataLoader(DecodedDataLoader):
-    """Draws the order of an epoch in `iter`, like a `DataLoader` with workers, which read ahead.
-
-    The order is then independent of random numbers that the loop draws before the first batch, for example for another
-    loader in a `zip`.
-    """
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         batches = super().__iter__()
-        return chain([*islice(batches, 1)], batches)
+        if isinstance(self.dataset, RowDataset) and self.dataset._draws_early:
+            return chain([*islice(batches, 1)], batches)
+        return batches
 
 
 def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors:
@@ -234,13 +227,17 @@ def _read_rows(
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
-    collate_once = partial(collate_batch, collate, samples, indices)
-    batch, reason = call_and_check_random(collate_once, collate, always_repeat=False)
+    try:
+        batch, reason = call_and_check_random(
+            partial(collate_batch, collate, samples, indices), collate, always_repeat=False
+        )
+    except DataError as error:  # These samples may never form a batch.
+        raise NoRowPerSampleError(str(error)) from error
     if reason:
         raise NoRowPerSampleError(f"collating is random: {reason}")
     rows = RowTensors.from_batch(batch, len(indices))
-    if (rows.structure, rows.signature) != (example.structure, example.signature):
-        raise NoRowPerSampleError(f"a batch has {rows.signature} per sample, and another batch {example.signature}")
+    if not rows or rows.signature != example.signature:
+        raise NoRowPerSampleError(f"not every batch has the tensors {example.signature}")
     return rows.tensors
 
 

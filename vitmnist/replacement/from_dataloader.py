@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -15,7 +14,6 @@ from vitmnist.data.randomness import (
     call_and_check_random,
     choose_probes,
     preserved_random_state,
-    read_probes,
 )
 from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.dataloader_tools import (
@@ -31,7 +29,6 @@ from vitmnist.replacement.dataloader_tools import (
 from vitmnist.replacement.decoded_dataset import (
     DecodedDataLoader,
     DecodedDataset,
-    EarlyOrderDataLoader,
     RowDataset,
     RowTensors,
     TransformedDataset,
@@ -39,7 +36,7 @@ from vitmnist.replacement.decoded_dataset import (
     decode_samples,
     materialize_or_collate,
 )
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, list_transforms
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, list_transforms
 from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
@@ -141,42 +138,53 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
 
 
 def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement. Raises `RandomSampleError` if a sample is random apart from its transforms."""
+    """Build the kind of replacement that fits some samples, the probes.
+
+    Only decoding all samples shows whether the others are like the probes. If one is random, it becomes a probe. If
+    batches turn out to have no rows, samples are kept one by one.
+
+    Raises:
+        RandomSampleError: a sample is random apart from its transforms.
+    """
     dataset: Any = dataloader.dataset
-    probes = choose_probes(len(dataset))
-    try:
-        return _build_deterministic(dataloader, options, probes)
-    except RandomSampleError as error:
-        probes = sorted({*probes, error.index})
+    probes, may_have_rows = choose_probes(len(dataset)), True
     while True:
         try:
-            return _build_random(dataloader, options, probes, to_tensors)
+            if _is_any_random(dataset, probes):
+                return _build_random(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
+            samples = [fetch_sample(dataset.__getitem__, index) for index in probes]
+            example = _collate_rows(dataloader, probes, samples) if may_have_rows else None
+            if example:
+                return _build_gathered(dataloader, options, example)
+            transforms = list_transforms(dataset)
+            return _build_per_sample(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
         except RandomSampleError as error:
             if error.index in probes:
                 raise
-            # The sample shows that a further transform is random: split the transforms again, with it as a probe.
             probes = sorted({*probes, error.index})
+        except NoRowPerSampleError:
+            may_have_rows = False
 
 
-def _build_deterministic(dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int]) -> DataLoader[Any]:
-    """Build a replacement that keeps rows of tensors or, if batches have no rows, single samples.
+def _is_any_random(dataset: Any, indices: Sequence[int]) -> bool:
+    """Whether one of the samples is random. The first sample is read twice and compared."""
+    for index in indices:
+        read = partial(fetch_sample, dataset.__getitem__, index)
+        if call_and_check_random(read, dataset, always_repeat=index == indices[0])[1]:
+            return True
+    return False
 
-    Args:
-        probes: indices of the samples to read first.
 
-    Raises:
-        RandomSampleError: a sample is random.
-    """
-    dataset: Any = dataloader.dataset
-    samples = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
-    first = samples[: dataloader.batch_size or COMPARED_SIZE]
-    collate = partial(collate_batch, dataloader.collate_fn, indices=probes)
-    batch, reason = call_and_check_random(lambda: collate(copy_tree(first)), (dataset, collate), always_repeat=True)
-    with suppress(NoRowPerSampleError):
-        if not reason:
-            return _build_gathered(dataloader, options, RowTensors.from_batch(batch, len(first)))
-    transforms = list_transforms(dataset)
-    return _build_per_sample(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
+def _collate_rows(dataloader: DataLoader[Any], indices: Sequence[int], samples: Sequence[Any]) -> RowTensors | None:
+    """Collate samples to a batch. Returns None if collating is random, or if the batch has no row for each sample."""
+    size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
+
+    def collate() -> object:
+        return collate_batch(dataloader.collate_fn, copy_tree(list(samples[:size])), indices)
+
+    roots = dataloader.dataset, dataloader.collate_fn
+    batch, reason = call_and_check_random(collate, roots, always_repeat=True)
+    return None if reason else RowTensors.from_batch(batch, size)
 
 
 def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
@@ -189,13 +197,13 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
         NoRowPerSampleError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
-    keeps_workers = order_depends_on_workers(dataloader)
-    guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, options)
+    keeps_workers = order_depends_on_workers(dataloader)
+    draws_early = dataloader.num_workers > 0 and not keeps_workers
     replacement = rebuild(
         dataloader,
-        EarlyOrderDataLoader if dataloader.num_workers and not keeps_workers else DecodedDataLoader,
-        dataset=RowDataset(dataset, guard, rows),
+        DecodedDataLoader,
+        dataset=RowDataset(dataset, rows, draws_early),
         collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
         num_workers=dataloader.num_workers if keeps_workers else 0,
     )
@@ -203,20 +211,18 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
         raise error if options.fingerprint else NoRowPerSampleError(f"rows depend on the batch: {error}") from error
-    guard.accept_current_state()
     return replacement
 
 
 def _build_random(
-    dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], to_tensors: bool
+    dataloader: DataLoader[Any], options: StoreOptions, split: SplitTransforms, to_tensors: bool
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in workers, or to tensors in threads.
 
     Raises:
-        RandomSampleError: a sample is random apart from the transforms that are random for `probes`.
+        RandomSampleError: a sample is random apart from the random transforms of `split`.
         ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
     """
-    split = SplitTransforms(dataloader.dataset, probes)
     if to_tensors:
         if dataloader.collate_fn is not default_collate:
             raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
@@ -237,18 +243,17 @@ def _build_per_sample(
 ) -> DataLoader[Any]:
     """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, deterministic)
     samples = decode_samples(dataloader, decode, examples, options)
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, samples, transform))
+    decoded = TransformedDataset(dataset, deterministic, samples, transform)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
-    guard.accept_current_state()
     return replacement
 
 
 def _apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms to tensors, from one that applies them to PIL images."""
     dataset: Any = exact.dataset
-    on_tensors = TensorTransformDataset(dataset, split.random_transforms)
+    on_tensors = TensorTransformDataset(dataset, split)
     try:
         check_rounding(split, dataset._samples, on_tensors._samples)
     except DataError as error:

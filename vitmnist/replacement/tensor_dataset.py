@@ -2,19 +2,15 @@
 
 Only the thread of the training loop draws random numbers, in this order:
 
-1. `iter` draws the base seed from the generator of the `DataLoader`, by default torch's global generator. Persistent
-   workers keep the base seed of the first epoch.
-2. The sampler draws the indices of `num_workers * prefetch_factor` batches in `iter`, and of one more before each batch
-   is delivered.
-3. Simulated worker w has a generator with the seed base seed + w, and makes every `num_workers`-th batch.
-4. When the loop requests a batch, this generator draws the parameters of its transforms, sample by sample.
+1. `iter` draws the base seed from torch's global generator.
+2. The sampler draws the indices of the epoch.
+3. Worker w would have a generator with the seed base seed + w, and make every `num_workers`-th batch. This generator
+   draws the parameters of its transforms, sample by sample.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import cycle, islice
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +20,7 @@ from torch.utils.data import default_collate, get_worker_info
 from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, as_data_error
+from vitmnist.replacement.dataloader_tools import order_depends_on_workers
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch, TransformedDataset
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
@@ -66,12 +63,12 @@ class TensorTransformDataset(DecodedDataset):
 
     Args:
         exact: the same samples with PIL images.
-        random: the random transforms of each attribute of the original.
+        split: has the random transforms of each attribute of the original.
     """
 
-    def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
-        self._samples, self._random = replace(exact._samples, as_tensors=True), random
-        super().__init__(exact.original, exact._guard)
+    def __init__(self, exact: TransformedDataset, split: SplitTransforms) -> None:
+        self._samples, self._random = replace(exact._samples, as_tensors=True), split.random_transforms
+        super().__init__(exact.original, chain.from_iterable(split.deterministic_transforms))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
@@ -133,14 +130,13 @@ def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
     image, pipeline = drawn.image, drawn.pipeline
     for transform in drawn.transforms:
         image = transform(image)
-    if image.shape != row.shape:
-        raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
+    if image.shape != row.shape or not torch.can_cast(image.dtype, row.dtype):
+        kinds = " and ".join(f"{list(tensor.shape)} of {tensor.dtype}" for tensor in (image, row))
+        raise DataError(f"images of a batch have different shapes or dtypes, {kinds}")
     if pipeline.to_float and not image.is_floating_point():
         pipeline.to_float(image, out=row)
-    elif torch.can_cast(image.dtype, row.dtype):
-        row.copy_(image)
     else:
-        raise DataError(f"images of a batch have different dtypes, {image.dtype} and {row.dtype}")
+        row.copy_(image)
     if pipeline.mean_and_std:
         mean, std = pipeline.mean_and_std
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
@@ -182,73 +178,36 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         )
 
 
-class SimulatedWorkers(Iterator[DeferredBatch]):
-    """Draws the batches of `pending_indices` with the random generators of the workers of a `DataLoader`.
+class ThreadedDataLoader(DecodedDataLoader):
+    """Makes the batches of a plain `DataLoader` with the same arguments, in threads instead of workers.
 
-    Args:
-        base_seed: the seed of the first worker. Each worker adds its index.
-        count: number of workers.
+    It has workers if the batches depend on when they read ahead, or on their state.
     """
 
-    def __init__(self, dataset: TensorTransformDataset, base_seed: int, count: int) -> None:
-        self._dataset = dataset
-        seeds = [base_seed + worker for worker in range(count)]
-        self._states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
-        self.pending_indices: deque[tuple[list[int], int]] = deque()
-        """The indices and the worker of each batch that is not drawn yet."""
-
-    def __next__(self) -> DeferredBatch:
-        if not self.pending_indices:
-            raise StopIteration
-        indices, worker = self.pending_indices.popleft()
-        state = torch.get_rng_state()
-        torch.set_rng_state(self._states[worker])
-        try:
-            return self._dataset.__getitems__(indices)
-        finally:
-            self._states[worker] = torch.get_rng_state()
-            torch.set_rng_state(state)
-
-
-class ThreadedDataLoader(DecodedDataLoader):
-    """Makes the batches of a plain `DataLoader` with the same arguments, in threads instead of workers."""
-
-    _persistent: SimulatedWorkers | None = None
-    """The workers of the previous epoch, if they persist."""
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Draw what torch draws in this call: the base seed, and the indices that are dispatched in advance."""
-        depends_on_workers = not self.in_order or self.worker_init_fn is not None
-        if not self.num_workers or depends_on_workers or not isinstance(self.dataset, TensorTransformDataset):
+        needs_workers = not self.in_order or self.worker_init_fn is not None or order_depends_on_workers(self)
+        if not self.num_workers or needs_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
         self.dataset._guard.check()
-        sampler: Any = self.batch_sampler or self.sampler
-        if self._persistent:
-            workers = self._persistent
-            deque(workers, maxlen=0)  # After a `break`, persistent workers still draw all batches in their queues.
-        else:
-            iter(sampler)  # Before drawing the seed, torch creates an iterator that stays unused.
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
-            workers = SimulatedWorkers(self.dataset, seed, self.num_workers)
-            self._persistent = workers if self.persistent_workers else None
-        assignments = zip(sampler, cycle(range(self.num_workers)), strict=False)
-        num_dispatched = self.num_workers * (self.prefetch_factor or 0)
-        workers.pending_indices.extend(islice(assignments, num_dispatched))
-        batches = BackgroundMap(self._collate_and_pin, workers, BATCHES_AHEAD, min(BATCHES_AHEAD, num_dispatched - 1))
-        return _dispatch_after_each(batches, workers, assignments)
+        base_seed = int(torch.empty((), dtype=torch.int64).random_())
+        drawn = self._draw_batches(self.dataset, base_seed, list(self.batch_sampler or ()))
+        return BackgroundMap(self._collate_and_pin, drawn, BATCHES_AHEAD, BATCHES_AHEAD)
 
-    def _collate_and_pin(self, fetched: Any) -> object:
-        batch = self.collate_fn(fetched)
+    def _draw_batches(
+        self, dataset: TensorTransformDataset, base_seed: int, batches: list[list[int]]
+    ) -> Iterator[DeferredBatch]:
+        """Draw the parameters of each batch with the generator of the worker that would make it."""
+        workers = range(self.num_workers)
+        states = [torch.Generator().manual_seed(base_seed + worker).get_state() for worker in workers]
+        for indices, worker in zip(batches, cycle(workers), strict=False):
+            with torch.random.fork_rng(devices=()):
+                torch.set_rng_state(states[worker])
+                drawn = dataset.__getitems__(indices)
+                states[worker] = torch.get_rng_state()
+            yield drawn
+
+    def _collate_and_pin(self, drawn: DeferredBatch) -> object:
+        batch = drawn()
         if self.pin_memory and torch.cuda.is_available():
             return map_batch_tensors(Tensor.pin_memory, batch)
         return batch
-
-
-def _dispatch_after_each(
-    batches: BackgroundMap[Any, object], workers: SimulatedWorkers, assignments: Iterator[tuple[list[int], int]]
-) -> Iterator[object]:
-    """Before each batch, dispatch the indices of a further batch, as a `DataLoader` does."""
-    with closing(batches):
-        for batch in batches:
-            workers.pending_indices.extend(islice(assignments, 1))
-            yield batch

@@ -1,4 +1,4 @@
-"""The batches of an epoch, and the division of a batch into microbatches."""
+"""A batch, its padding and its division into microbatches."""
 
 from __future__ import annotations
 
@@ -8,27 +8,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitmnist.errors import DataError
-from vitmnist.loaders.base import LoadedBatch, Loader
-
 IGNORED = -100
 """The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds neither loss nor gradient."""
-
-
-def enumerate_batches(loader: Loader, epoch: int, start: int = 0) -> Iterator[tuple[int, LoadedBatch]]:
-    """Yield each batch of an epoch from batch `start` on, with its index.
-
-    Raises:
-        DataError: the loader delivers fewer or more batches than the epoch has.
-    """
-    delivered = start
-    for batch in loader.epoch(epoch, start):
-        if delivered == len(loader):
-            raise DataError(f"the loader delivered more than the {len(loader)} batches of an epoch")
-        yield delivered, batch
-        delivered += 1
-    if delivered < len(loader):
-        raise DataError(f"the loader delivered {delivered} of the {len(loader)} batches of an epoch")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,13 +17,13 @@ log = logging.getLogger(__name__)
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """Modules whose output depends on the whole batch in training mode."""
-PREFIXES = {"module.", "_orig_mod.", "model.", "backbone."}
-"""Prefixes that DataParallel, `torch.compile`, Lightning and other wrappers add to the names of all weights."""
+PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
+"""Prefixes that DataParallel, `torch.compile`, Lightning and other wrappers add to the names of weights."""
 
 
 def load_pretrained_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], classes: int) -> None:
     """Load the weights of `model.weights`, fitted to the images and classes; raises `ConfigError` as `init` does."""
-    fitted, head = fit_weights({**_rename_weights(weights, model, skip)}, model, classes)
+    fitted, head = fit_weights({**_rename_weights(weights, model)}, model, classes)
     load_initial_weights(model, fitted, [*skip, *head], "model.weights")
 
 
@@ -50,7 +50,7 @@ def load_initial_weights(
         ConfigError: names or shapes differ, a pattern matches no name, or no weights are left.
     """
     state = model.state_dict()
-    weights = _rename_weights(weights, model, skip)
+    weights = _rename_weights(weights, model)
     names = state.keys() | weights.keys()
     for pattern in skip:
         if not any(fnmatchcase(name, pattern) for name in names):
@@ -72,24 +72,22 @@ def load_initial_weights(
     log.info("started from %d of %d weights of %s; the model has %d", len(fitting), len(weights), key, len(state))
 
 
-def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module, skip: Sequence[str]) -> Mapping[str, Tensor]:
+def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
     """Rename weights to match the names in a model.
 
-    If no name matches, remove a known prefix that all names share, except skipped names. If there is still no match,
-    treat the weights as the weights of a child of the model, such as `backbone`.
+    Prefixes of wrappers are removed until a name matches. If none ever does, the weights are treated as those of a
+    child of the model, such as `backbone`.
     """
-    state = model.state_dict()
-    while not state.keys() & weights.keys():
-        prefixes = {name[: name.find(".") + 1] for name in weights if not _matches(name, skip)}
-        if len(prefixes) != 1 or not prefixes <= PREFIXES:
-            break
-        log.info("all names begin with %s, which is left out", *prefixes)
-        weights = {name.removeprefix(*prefixes): value for name, value in weights.items()}
-    if state.keys() & weights.keys():
-        return weights
-    children = [f"{name}." for name, _ in model.named_children()]
-    prefix = next((child for child in children if any(child + name in state for name in weights)), "")
-    return {prefix + name: value for name, value in weights.items()}
+    names = model.state_dict().keys()
+    while not names & weights.keys():
+        prefix = next((prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in weights)), None)
+        if prefix is None:
+            children = [f"{name}." for name, _ in model.named_children()]
+            parent = next((child for child in children if any(child + name in names for name in weights)), "")
+            return {parent + name: value for name, value in weights.items()}
+        log.info("the prefix %s is removed from the names of the weights", prefix)
+        weights = {name.removeprefix(prefix): value for name, value in weights.items()}
+    return weights
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,11 +18,8 @@ from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.batch import enumerate_batches
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
 """Called after each batch for the progress bar, checkpoints and signals. Its time does not count as computing."""
@@ -30,11 +27,11 @@ AfterStep = Callable[[EpochTimer], object]
 
 def train_epoch(
     step: TrainStep, loader: Loader, progress: EpochProgress, after_step: AfterStep = lambda timer: None
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Train on the remaining batches of an epoch, and return its metrics, named as in `epoch_table`.
 
     Raises:
-        DataError: the loader delivers too few or too many batches.
+        ValueError: the loader delivers fewer or more batches than the epoch has.
         TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
@@ -42,13 +39,10 @@ def train_epoch(
     timer = progress.timer
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
-        sums = step(batch, progress.record_step)
-        metrics.update(sums)
+        metrics.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
     timer.stop()
-    if skipped_steps := step.pop_skipped_steps():
-        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 
@@ -59,7 +53,7 @@ def evaluate(
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
     split: str = "eval",
-) -> tuple[dict[str, float], Predictions]:
+) -> tuple[dict[str, Any], Predictions]:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
@@ -69,7 +63,7 @@ def evaluate(
         split: the prefix of the metrics, such as `SPLIT_loss`. `SPLIT_s` is the time of the evaluation in seconds.
 
     Raises:
-        DataError: the loader delivers too few or too many batches.
+        ValueError: the loader delivers fewer or more batches than the epoch has.
     """
     model.eval()
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
@@ -80,7 +74,7 @@ def evaluate(
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), float32_products():
-        for index, (images, labels) in timer.waiting(enumerate_batches(loader, epoch=0)):
+        for index, (images, labels) in timer.waiting(zip(range(len(loader)), loader.epoch(0), strict=True)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(index), sampler.num_images(index)
             logits, targets = model(preprocess(images))[:count], labels[:count]

@@ -1,5 +1,6 @@
 """The progress of an epoch: metrics, times and logged steps."""
 
+import logging
 import math
 from operator import mul
 from typing import Any
@@ -13,6 +14,8 @@ from vitmnist.metrics import METRICS, epoch_table, get_batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
 
 
 class EpochProgress:
@@ -74,7 +77,7 @@ class EpochProgress:
                     f"{self._lrs[index]:g}; try a smaller optimizer.lr"
                 )
 
-    def compute(self) -> dict[str, float]:
+    def compute(self) -> dict[str, Any]:
         """Return the metrics so far, named as in `epoch_table`. Raises `TrainingError` if a loss is not finite."""
         self.check_finite()
         seconds = self._seconds()
@@ -116,7 +119,7 @@ class EpochProgress:
 
 
 class MetricAccumulator:
-    """Per-batch metric sums of one pass.
+    """The metrics of each batch of one pass.
 
     Each rank adds its own images. Every read is a collective, so all ranks must read at the same point.
     """
@@ -132,7 +135,7 @@ class MetricAccumulator:
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
-        """Store the sums of a batch over this rank's images. The `loss` is already divided by the global batch size."""
+        """Store the result of `TrainStep` for the next batch."""
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1
@@ -147,15 +150,15 @@ class MetricAccumulator:
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 
-    def compute(self) -> dict[str, float]:
-        """Return the mean of each metric over the images so far, in its unit."""
+    def compute(self) -> dict[str, float | None]:
+        """Return the mean of each metric over the images so far, in its unit; None if its first batches are missing."""
         sizes = self.batch_sizes
         # Weight the batches by their size: the last one may be smaller.
-        means = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
+        means: dict[str, float | None] = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
             metric, _ = METRICS.import_package()[name]
             scale = 100 if metric.unit == "%" else 1
-            means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes)
+            means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes) if name in self._sums else None
         return means
 
     def state_dict(self) -> dict[str, Any]:
@@ -164,8 +167,11 @@ class MetricAccumulator:
         return {"steps": self.num_batches, "sums": sums}  # The checkpoint format calls the number of batches `steps`.
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks; raises `KeyError` for a new metric."""
-        self.num_batches = int(state["steps"])
+        """Continue from `state_dict()`, also with another number of ranks and with other metrics."""
+        self.num_batches, sums = int(state["steps"]), state["sums"]
+        for name in self._sums.keys() - sums.keys():
+            log.warning("the metric %s is new: it is recorded in training from the next epoch on", name)
+            del self._sums[name]
         if self._world.is_main:  # The saved sums are over all ranks, so the other ranks start from 0.
             for name, values in self._sums.items():
-                values[:] = state["sums"][name]
+                values[:] = sums[name]

@@ -1,6 +1,5 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset, hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
+from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.randomness import preserved_random_state
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
@@ -41,7 +40,7 @@ def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
-    build_augment(config.data.augment)
+    build_augment(config.data)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     resolve_statistics(config.data.normalize, shape and shape[0])
@@ -83,7 +82,7 @@ def build_model(
 ) -> nn.Module:
     """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
     channels, height, width = image_shape
-    shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
+    shape = channels, *get_input_size(config.data, height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
     try:
@@ -101,7 +100,7 @@ def build_model(
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
+            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model"
         ) from error
     return model
 
@@ -157,27 +156,11 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
     return LOSSES.build(values, train.labels, train.classes, device)
 
 
-def check_batch_norm(name: str, step: TrainStep, train: Split, sampler: EpochSampler) -> None:
-    """Warn if batch normalisation runs on microbatches; raise `ConfigError` if it would see one value per channel."""
-    runner = step.runner
-    if not runner.has_batch_norm:
-        return
-    if runner.microbatch_size < runner.batch_size:
+def warn_of_small_statistics(step: TrainStep) -> None:
+    """Warn if batch normalisation takes its statistics from microbatches."""
+    if step.has_batch_norm and step.microbatch_size < step.batch_size:
         log.warning(
             "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
             "trainer.micro_batch=null takes them from the whole batch",
             step.options.micro_batch,
         )
-    # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
-    sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    if all((size - 1) % runner.microbatch_size for size in sizes):  # No last microbatch has a single image.
-        return
-    image = runner.preprocess(train.images[:1].to(runner.preprocess.mean.device))
-    try:
-        with torch.no_grad():
-            copy.deepcopy(runner.model)(image)  # `Trainer.distribute` seeds the generators later.
-    except ValueError as error:
-        raise ConfigError(
-            f"model={name}: a batch or microbatch has one image: {first_line(error)}; set data.drop_last=true if it is "
-            "the last one, else trainer.micro_batch=null or a larger batch_size"
-        ) from error

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import first_line
 from vitmnist.loaders.base import Loader
+from vitmnist.losses import Loss
 from vitmnist.optim.optimizers import EMA
+from vitmnist.runtime.device import float32_products
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import IGNORED, Batch, enumerate_batches
+from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.model_and_loss import GraphedModule, ModelAndLoss
 from vitmnist.training.step_options import StepOptions
-from vitmnist.training.step_runner import Mode, StepRunner, Sums
 
 log = logging.getLogger(__name__)
 
@@ -39,36 +46,54 @@ class TrainStep:
     With `precision=fp16`, the loss is scaled so that small gradients do not underflow (Micikevicius et al.,
     arXiv:1710.03740). A step whose gradients overflow leaves the weights unchanged, but counts as a step.
 
+    A compiled step sees a single shape: it pads a short microbatch with images labelled `IGNORED`. With batch
+    normalisation, padding would change the statistics of the batch, so the step then runs a short microbatch eagerly.
+
     Args:
-        runner: runs the model and the loss.
+        model: returns logits `[B, classes]`.
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
+        batch_size: images per batch of this rank; the last batch may be smaller.
         options: the options of the step. `prepare` replaces a value of `auto` that fails, and records the reason.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
         frozen_batch_norms: batch normalisations whose running statistics do not change in training.
     """
 
-    runner: StepRunner
+    model: nn.Module
+    preprocess: Preprocess
+    loss: Loss
     optimizer: Optimizer
     schedule: Callable[[int], float]
+    batch_size: int
     options: StepOptions = field(default_factory=StepOptions)
     clip_norm: float | None = None
     ema: EMA | None = None
     frozen_batch_norms: Sequence[nn.Module] = ()
 
     def __post_init__(self) -> None:
-        self.model, self.preprocess = self.runner.model, self.runner.preprocess
         self.device = self.preprocess.mean.device
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
         self.completed_steps = 0
         """The number of steps since the beginning of the run."""
+        # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
+        self._num_microbatches = math.ceil(self.batch_size / (self.options.micro_batch or self.batch_size))
+        self.microbatch_size = math.ceil(self.batch_size / self._num_microbatches)
         self._parameters = list(self.model.parameters())  # Walking the modules in each step would take 0.1 ms.
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
-        self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._use_tf32 = self.options.precision == Precision.tf32  # Evaluation never does.
+        self._make_eager()
         self.train_mode()  # `prepare` compiles the code of this mode.
+        self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
+        """Whether the output for an image depends on its microbatch."""
+
+    def _make_eager(self) -> None:
+        self.eager_module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
+        self.active_module: nn.Module = self.eager_module
+        """The model and the loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
+        self._mix_batch = self.preprocess.mix_batch
 
     @property
     def eval_model(self) -> nn.Module:
@@ -87,34 +112,41 @@ class TrainStep:
             norm.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch from batch `start` on, for `__call__`; raises as `enumerate_batches` does."""
+        """Yield the batches of an epoch from batch `start` on, for `__call__`.
+
+        Raises:
+            ValueError: the loader delivers fewer or more batches than the epoch has.
+        """
         sampler = loader.sampler
         # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
         all_keys = self.preprocess.keys(sampler, epoch, start)
 
         def generate() -> Generator[Batch, None, None]:
-            for (index, (images, loaded)), keys in zip(enumerate_batches(loader, epoch, start), all_keys, strict=False):
+            loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
+            for (index, (images, loaded)), keys in zip(loaded_batches, all_keys, strict=False):
                 # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
                 labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
                 yield Batch(images, labels, sampler.num_images(index), keys)
 
         return generate()
 
-    def __call__(self, batch: Batch, before_clipping: Callable[[TrainStep], object] = lambda step: None) -> Sums:
+    def __call__(
+        self, batch: Batch, before_clipping: Callable[[TrainStep], object] = lambda step: None
+    ) -> dict[str, Tensor]:
         """Train on a batch, without waiting for the device.
 
         Args:
             before_clipping: called with the complete gradients, before they are clipped.
 
         Returns:
-            The sums over this rank's images. `loss` is divided by the size of the global batch; its sum over the ranks
-            is the mean loss.
+            `loss`, this rank's part of the mean loss of the global batch, and the sum of each metric over this rank's
+            images: scalar tensors on the device.
         """
         factor = self.schedule(self.completed_steps)
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        self._unscale_gradients()
+        self._scaler.unscale_(self.optimizer)
         before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
@@ -125,35 +157,43 @@ class TrainStep:
         self.completed_steps += 1
         return sums
 
-    def forward_backward(self, batch: Batch) -> Sums:
-        """Compute the gradient of the loss, averaged over the global batch. Returns the same sums as `__call__`."""
+    def forward_backward(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute the gradient of the loss, averaged over the global batch. Returns what `__call__` returns."""
         for parameter in self._parameters:
             parameter.grad = None
-        sums: Sums = {}
-        microbatches = self.runner.microbatches(batch)
+        totals: dict[str, Tensor] = {}
+        module, microbatches = self.active_module, self._microbatches(batch)
+        # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
+        skip_all_reduce = module.no_sync if isinstance(module, DistributedDataParallel) else nullcontext
         for micro in microbatches:
             is_last = micro is microbatches[-1]
-            # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
-            with nullcontext() if is_last else self.runner.skip_all_reduce(), self.runner.float32_products():
-                outputs = self.runner(micro)
-                loss = outputs["loss"] / batch.global_size
+            with float32_products(self._use_tf32), nullcontext() if is_last else skip_all_reduce():
+                with self._eager_if(len(micro) < self.microbatch_size):
+                    loss_sum, metric_sums = module(micro.tensors())
+                loss = loss_sum / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
-            for name, value in (outputs | {"loss": loss.detach()}).items():
-                sums[name] = sums.get(name, 0) + value
-        return sums
+            for name, value in {"loss": loss.detach(), **metric_sums}.items():
+                totals[name] = totals.get(name, 0) + value
+        return totals
 
-    def _unscale_gradients(self) -> None:
-        if self._scaler.is_enabled():
-            self._scaler.unscale_(self.optimizer)
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
+    def _microbatches(self, batch: Batch) -> list[Batch]:
+        """Return the microbatches of a batch, after padding it and mixing its images if configured."""
+        count = math.ceil(len(batch) / self.microbatch_size)
+        if self.options.compile and not self.has_batch_norm:
+            batch = batch.padded(self._num_microbatches * self.microbatch_size)
+        if self.preprocess.has_mixing:
+            assert batch.keys is not None
+            # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
+            with self._eager_if(len(batch) < self.batch_size):
+                images, targets = self._mix_batch(batch.images, batch.labels, batch.keys)
+            batch = Batch(images, batch.labels, batch.global_size, targets=targets)
+        # Padding can fill whole microbatches. Leave them out.
+        return list(islice(batch.microbatches(self.microbatch_size), count))
 
-    def pop_skipped_steps(self) -> int:
-        """Return how many steps since the last call left the weights unchanged; waits for the device."""
-        skipped_steps = int(self._skipped_steps)
-        self._skipped_steps.zero_()
-        return skipped_steps
+    def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
+        """Skip compiled code for a short batch, which would be compiled again."""
+        return torch.compiler.set_stance("force_eager") if self.options.compile and is_short else nullcontext()
 
     def prepare(self, loader: Loader) -> None:
         """If configured, compile the step or capture its graph for the dtype of the loader's images.
@@ -172,7 +212,7 @@ class TrainStep:
             batch = next(batches)
         started = time.perf_counter()
         with self.preserved_state():
-            if self.runner.mode is Mode.EAGER:
+            if self.is_eager:
                 # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
                 # libraries such as einops fill their caches, which would otherwise cause a recompilation.
                 self.forward_backward(batch)
@@ -180,26 +220,42 @@ class TrainStep:
                 if self.options.compile:
                     self._compile(batch)
                 else:
-                    self.runner.capture(batch)
+                    self._capture(batch)
             except Exception as error:  # Dynamo, inductor and CUDA raise many types.
                 self.options = self.options.fall_back(first_line(error))
-                self.runner = replace(self.runner, precision=self.options.precision)  # A new runner is eager.
+                self._make_eager()
                 log.info("the step stays eager:\n%s", self.options.describe())
-        if self.runner.mode is not Mode.EAGER:
+        if not self.is_eager:
             self.compile_s += time.perf_counter() - started
 
+    @property
+    def is_eager(self) -> bool:
+        """Whether the step is neither compiled nor captured."""
+        return self.active_module is self.eager_module
+
     def _compile(self, batch: Batch) -> None:
-        if self.runner.mode is Mode.EAGER:
-            self.runner.compile()
+        """Compile the module and the mixing by training on a batch."""
+        if self.is_eager:
+            self.active_module = torch.compile(self.eager_module, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            self._mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
         try:
             self.forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
         except Exception:
             torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
             self.forward_backward(batch)
 
+    def _capture(self, batch: Batch) -> None:
+        """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
+        if self.is_eager:
+            self.active_module = GraphedModule(self.eager_module)
+        (whole,) = self._microbatches(batch)
+        self.model.zero_grad()
+        with float32_products(self._use_tf32):
+            self.active_module.capture(whole.tensors())  # type: ignore[operator]
+
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""
-        self.runner.distribute(world)
+        self.active_module = world.wrap_ddp(self.active_module)
         self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())
@@ -220,7 +276,6 @@ class TrainStep:
         # Keep the options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
         self.completed_steps = int(state["schedule"]["last_epoch"])
-        self._skipped_steps.zero_()
         if state["scaler"]:  # Empty, unless the run used fp16.
             self._scaler.load_state_dict(state["scaler"])
         if self.ema:

@@ -1,7 +1,6 @@
 """CIFAR-10 and CIFAR-100: the same images as torchvision, from files whose checksums it compares."""
 
 import hashlib
-import pickle
 import shutil
 import tarfile
 from pathlib import Path
@@ -45,24 +44,12 @@ def test_the_images_are_those_that_torchvision_reads(
         assert list(split.classes) == reference.classes
 
 
-class Attack:
-    """A pickle that creates a file when it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("damage", ["attack", "truncated", "missing", "archive"])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "archive"])
 def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage: str) -> None:
     """The message names the archive and the folder that it belongs in."""
     source = SOURCES[name]
     path = tmp_path / source.base_folder / source.test_list[0][0]
-    if damage == "attack":
-        path.write_bytes(pickle.dumps(Attack(tmp_path / "run")))
-    elif damage == "truncated":
+    if damage == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
     else:
         path.unlink()
@@ -75,4 +62,3 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
         f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"
     )
     assert advice == f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them"
-    assert not (tmp_path / "run").exists()

@@ -50,24 +50,25 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
     path = expand_home(options.path)
     if not path.exists():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such .npz file or folder of .npy files")
-    tables = {name: (key, _read_array(path, key)) for name, key in vars(options.names).items()}
     classes: NDArray[Any] = np.empty(0)
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for prefix in ("", "val_", "test_"):
-        (images_key, images), (labels_key, labels) = (tables[f"{prefix}{part}"] for part in ("images", "labels"))
-        if prefix and images is None and labels is None:
-            continue
+    for split, prefix in (("train", ""), ("validation", "val_"), ("test", "test_")):
+        keys = [getattr(options.names, f"{prefix}{part}") for part in ("images", "labels")]
+        images, labels = (_read_array(path, key) for key in keys)
         if images is None or labels is None:
-            key = images_key if images is None else labels_key
-            raise DataError(f"{path}: has no array {key}; set data.dataset.names.{prefix}images and {prefix}labels")
+            if images is labels and split != "train":
+                continue
+            missing = keys[0] if images is None else keys[1]
+            raise DataError(f"{path}: has no array {missing}; set data.dataset.names.{prefix}images and {prefix}labels")
         try:
-            classes = classes if prefix else np.unique(labels)
-            pairs[prefix] = _to_bytes(images, options.statistics), _to_indices(labels, classes)
+            classes = np.unique(labels) if split == "train" else classes
+            pairs[split] = _to_bytes(images, options.statistics), _to_indices(labels, classes)
         except DataError as error:
-            raise DataError(f"{path}: {images_key} and {labels_key}: {error}") from error
+            raise DataError(f"{path}: {' and '.join(keys)}: {error}") from error
     is_mapped = path.is_dir() and options.statistics is None
     names = tuple(map(str, classes.tolist()))
-    return make_dataset(path.stem, pairs[""], pairs.get("test_"), names, options, pairs.get("val_"), is_mapped)
+    test, validation = pairs.get("test"), pairs.get("validation")
+    return make_dataset(path.stem, pairs["train"], test, names, options, validation, is_mapped)
 
 
 def _read_array(path: Path, name: str) -> NDArray[Any] | None:

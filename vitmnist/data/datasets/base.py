@@ -17,15 +17,13 @@ from omegaconf import MISSING
 from PIL import Image
 from torch import Tensor
 
-from vitmnist.config.schema import DataConfig
 from vitmnist.config.validation import config_field
-from vitmnist.data.channel_statistics import compute_statistics, resolve_statistics
+from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
-from vitmnist.errors import ConfigError, DataError, classify_error, join_names
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import GroupRegistry
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.memory import check_fits
 
 FileReader = Callable[[Path], Pixels | Image.Image]
 """Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
@@ -275,95 +273,3 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
         return builder(options, expand_home(root))
     except OSError as error:
         raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error
-
-
-def hold_out_and_normalize(dataset: Dataset, data: DataConfig) -> Dataset:
-    """Apply the hold-out or the fold, and the channel statistics, of a configuration to a dataset.
-
-    Raises:
-        ConfigError: the hold-out, the fold or the statistics are impossible for this dataset.
-        OutOfSpaceError: there is too little memory for the hold-out.
-    """
-    if data.folds or data.fold is not None:
-        dataset = hold_out_fold(dataset, data)
-    elif data.holdout:
-        dataset = hold_out_validation(dataset, data.holdout, data.holdout_seed)
-    statistics = resolve_statistics(data.normalize, dataset.train.images.shape[1])
-    return dataset.with_statistics(statistics.mean, statistics.std) if statistics else dataset
-
-
-def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Dataset:
-    """Draw a validation split from the training images; both splits are copied into memory.
-
-    The channel statistics are computed again from the remaining training images.
-
-    Args:
-        size: a number of images, or below 1 a fraction of each class.
-        seed: seeds the random choice of the images.
-
-    Raises:
-        ConfigError: no image would be left for training or evaluation, or there is a validation split already.
-        OutOfSpaceError: there is too little memory for the copy.
-    """
-    key, train = f"data.holdout={size}", dataset.train
-    if size >= len(train):
-        raise ConfigError(f"{key}: the set has {len(train)} training images; leave some of them")
-    if size >= 1 and not isinstance(size, int):
-        raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
-    generator = torch.Generator().manual_seed(seed)
-    is_held_out = torch.zeros(len(train), dtype=torch.bool)
-    if isinstance(size, int):
-        is_held_out[torch.randperm(len(train), generator=generator)[:size]] = True
-    else:
-        for label in train.labels.unique():
-            rows = (train.labels == label).nonzero().flatten()
-            count = min(round(len(rows) * size), len(rows) - 1)  # Leave at least one image of each class for training.
-            is_held_out[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
-    return _hold_out(dataset, key, is_held_out, {"holdout": size})
-
-
-def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
-    """Make a fold of the training images the validation split; see `hold_out_validation`.
-
-    Raises:
-        ConfigError: there is no such fold, or another validation split.
-        OutOfSpaceError: there is too little memory for the copy.
-    """
-    key, train = f"data.folds={data.folds} data.fold={data.fold}", dataset.train
-    if data.holdout:
-        raise ConfigError(f"{key}: data.holdout={data.holdout} draws another validation split; set it to null")
-    if bool(data.folds) == bool(dataset.folds):
-        raise ConfigError(
-            f"{key}: {'both' if data.folds else 'neither'} of two ways to make folds; choose data.folds=5, which draws "
-            "five, or a column of a table of labels, which data.dataset.columns.fold names (null: no column)"
-        )
-    if data.folds:
-        shuffled = torch.randperm(len(train), generator=torch.Generator().manual_seed(data.holdout_seed))
-        by_class = shuffled[train.labels[shuffled].argsort(stable=True)]
-        # Deal out the images of one class after the other: the folds of a class, and all folds, differ by one image.
-        folds = torch.empty_like(by_class).scatter_(0, by_class, torch.arange(len(train)) % data.folds)
-    else:
-        folds = torch.tensor([(dataset.folds or {}).get(train.name(index), -1) for index in range(len(train))])
-    numbers = [number for number in folds.unique().tolist() if number >= 0]
-    if data.fold is None or data.fold not in numbers:
-        raise ConfigError(f"{key}: data.fold must be one of {join_names(numbers)}; -m trains several")
-    return _hold_out(dataset, key, folds.eq(data.fold), {"folds": len(numbers)})
-
-
-def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[str, Any]) -> Dataset:
-    train, validation = dataset.train, dataset.validation
-    if validation is not None:
-        unset = " ".join(f"{override.partition('=')[0]}=null" for override in key.split())
-        raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set {unset}")
-    if not is_held_out.any():
-        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
-    if is_held_out.all():
-        raise ConfigError(f"{key}: leaves none of the {len(train)} training images")
-    check_fits(key, train.nbytes, torch.device("cpu"))
-    held_out = replace(
-        dataset,
-        train=train.subset((~is_held_out).nonzero().flatten()),
-        validation=train.subset(is_held_out.nonzero().flatten()),
-        undivided_checksums={**division, **dataset.sha256},
-    )
-    return held_out.with_statistics(*compute_statistics(held_out.train.images))

@@ -4,7 +4,6 @@ import gzip
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -30,16 +29,6 @@ GARMENTS = (
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
-
-
-@dataclass
-class CifarOptions(SizeOptions):
-    """See `conf/data/dataset/cifar10.yaml`."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """`[C, H, W]` of the images."""
-        return 3, 32, 32
 
 
 @DATASETS.register("mnist", SizeOptions)
@@ -88,7 +77,7 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} is damaged or no IDX file of bytes: {error}") from error
 
 
-def _read_cifar(classes: int, sizes: CifarOptions, root: Path) -> Dataset:
+def _read_cifar(classes: int, sizes: SizeOptions, root: Path) -> Dataset:
     """Read CIFAR-10 or CIFAR-100 with torchvision; it compares the files with their published MD5."""
     from torchvision import datasets
 
@@ -125,4 +114,4 @@ for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmn
     DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
 # CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
 for count in (10, 100):
-    DATASETS.register(f"cifar{count}", CifarOptions)(partial(_read_cifar, count))
+    DATASETS.register(f"cifar{count}", SizeOptions)(partial(_read_cifar, count))

@@ -1,4 +1,4 @@
-"""Folds of the training images: each image is held out once, and a sweep over the folds ends in one answer."""
+"""Validation splits drawn from the training images: a number of images, a share of each class, or folds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from tests.conftest import Printed, result_of
-from tests.data.datasets.test_image_folder import draw
+from tests.data.datasets.test_image_folder import check_loaders, draw, folder, load
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.datasets.base import Dataset, hold_out_and_normalize, load_dataset
+from vitmnist.data.channel_statistics import compute_statistics
+from vitmnist.data.datasets.base import Dataset, load_dataset
+from vitmnist.data.hold_out import hold_out_and_normalize, hold_out_validation
+from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
+
+__all__ = ["folder"]  # a fixture
 
 
 def divide(dataset: Dataset, **values: Any) -> Dataset:
@@ -21,6 +26,56 @@ def divide(dataset: Dataset, **values: Any) -> Dataset:
 
 def as_set(images: torch.Tensor) -> set[bytes]:
     return {image.numpy().tobytes() for image in images}
+
+
+def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(tiny: Dataset) -> None:
+    labels = tiny.train.labels.sort().values
+    tiny = replace(tiny, train=replace(tiny.train, labels=labels))
+    apart = hold_out_validation(tiny, 5, seed=0)
+    assert (len(apart.train), len(apart.validation)) == (18, 5)
+    assert len(apart.validation.labels.unique()) > 2
+    label_of = {image.numpy().tobytes(): label for image, label in zip(tiny.train.images, labels, strict=True)}
+    for split in (apart.train, apart.validation):
+        for image, label in zip(split.images, split.labels, strict=True):
+            assert label_of.pop(image.numpy().tobytes()) == label
+    assert not label_of
+    assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
+    assert apart.undivided_checksums == {"holdout": 5, **tiny.sha256}
+
+
+def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
+    draw(folder / "rare" / "only.png", 1)
+    pets = load(folder, mode="rgb", test_share=0.1)
+    apart = hold_out_validation(pets, 0.3, seed=1)
+    assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
+    assert apart.train.labels.bincount().tolist() == [6, 6, 6, 1]
+    assert hold_out_validation(pets, 0.9, seed=1).train.labels.bincount().tolist() == [1, 1, 1, 1]
+    assert sorted([*apart.train.files.names, *apart.validation.files.names]) == sorted(pets.train.files.names)
+    by_name = dict(zip(pets.train.files.names, pets.train.images, strict=True))
+    for split in (apart.train, apart.validation):
+        for index, name in enumerate(split.files.names):
+            assert torch.equal(split.images[index], by_name[name])
+            assert torch.equal(to_tensor(split.files[index]), by_name[name])
+    for split in apart.splits.values():
+        assert (split.mean, split.std) == compute_statistics(apart.train.images)
+    check_loaders(apart.train.subset(slice(24)))
+    assert apart.validation.files == hold_out_validation(pets, 0.3, seed=1).validation.files
+    assert apart.validation.files != hold_out_validation(pets, 0.3, seed=2).validation.files
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (23, r"data\.holdout=23: leaves none of the 23 training images"),
+        (0.01, r"data\.holdout=0\.01: no class has enough of the 23 training images"),
+        (1.5, r"data\.holdout=1\.5: must be a whole number of images, or a share below 1"),
+    ],
+)
+def test_a_hold_out_that_cannot_be_drawn_is_refused(size: float, message: str, tiny: Dataset) -> None:
+    with pytest.raises(ConfigError, match=message):
+        hold_out_validation(tiny, size, seed=0)
+    with pytest.raises(ConfigError, match=r"data\.holdout=5: .* split of 7 images; set data\.holdout=null$"):
+        hold_out_validation(replace(tiny, validation=tiny.test), 5, seed=0)
 
 
 def test_each_image_is_in_one_fold_and_each_class_in_all(tiny: Dataset) -> None:
@@ -56,9 +111,9 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     assert len(part.train) == 8
     with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
         divide(load(), fold=0)
-    with pytest.raises(ConfigError, match="both of two ways to make folds"):
-        divide(load(), folds=2, fold=0)
-    assert len(divide(load(columns={"fold": None}), folds=2, fold=0).validation) == 6
+    assert len(divide(load(), folds=2, fold=0).validation) == 6
+    with pytest.raises(ConfigError, match="there are no folds"):
+        divide(load(columns={"fold": None}), fold=1)
     with pytest.raises(DataError, match="has no column part"):
         load(columns={"fold": "part"})
     table.write_text(table.read_text().replace(",2.0", ",b"))
@@ -71,7 +126,7 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     [
         ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
         ({"folds": 3}, "data.folds=3 data.fold=None: data.fold must be one of 0, 1, 2; -m trains several"),
-        ({"fold": 0}, "neither of two ways to make folds; choose data.folds=5"),
+        ({"fold": 0}, "there are no folds; set data.folds=5, or give a table of labels a column of folds"),
         ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
     ],
 )
