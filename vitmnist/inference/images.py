@@ -36,9 +36,10 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
         for image in images:
             yield from iterate_images(image, channels)
     else:
-        open_bytes = "; open bytes with PIL.Image.open(io.BytesIO(content))" if isinstance(images, bytes) else ""
-        found = type(images).__name__
-        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {found}{open_bytes}")
+        raise DataError(
+            "a model takes paths, PIL images (of bytes: PIL.Image.open(io.BytesIO(content))), uint8 arrays and lists of "
+            f"these, found {type(images).__name__}"
+        )
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
