@@ -36,10 +36,9 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
         for image in images:
             yield from iterate_images(image, channels)
     else:
-        raise DataError(
-            "a model takes paths, PIL images (of bytes: PIL.Image.open(io.BytesIO(content))), uint8 arrays and lists of "
-            f"these, found {type(images).__name__}"
-        )
+        open_bytes = "; open bytes with PIL.Image.open(io.BytesIO(content))" if isinstance(images, bytes) else ""
+        found = type(images).__name__
+        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {found}{open_bytes}")
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
