@@ -19,7 +19,7 @@ from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
-from vitmnist.registry import GroupRegistry, import_members
+from vitmnist.registry import Registry, import_members
 
 CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in registries())
@@ -59,7 +59,7 @@ from tests.config.test_validation import REPEATED
 REPEATED.register("early")(print)
 raise RuntimeError("no such device")
 """
-REPEATED: GroupRegistry[None] = GroupRegistry("repeated", "repeated_members")
+REPEATED: Registry[None] = Registry("repeated", "repeated_members")
 
 
 def test_a_module_that_fails_gives_its_own_error_at_each_request(
