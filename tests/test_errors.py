@@ -10,7 +10,6 @@ import torch
 from vitmnist.errors import ConfigError, RunInterrupted, classify_error
 
 SHM = "--shm-size=2g"
-FILES = "ulimit -n 4096, or set a smaller num_workers, on the command line with data.loader.num_workers=N"
 BUS = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 OUT_OF_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk"
 OUT_OF_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
@@ -40,6 +39,7 @@ def raised_by(action: Callable[[], object]) -> Exception:
         (ConfigError("seed=-1: must be at least 0"), "seed=-1", USER_ERROR),
         (RunInterrupted("SIGTERM was received"), "SIGTERM was received", (75, "interrupted", True)),
         (KeyboardInterrupt(), "interrupted", (130, "interrupted", True)),
+        (KeyboardInterrupt("interrupted; results: cut"), "; results: cut", (130, "interrupted", True)),
         (torch.OutOfMemoryError("CUDA out of memory."), OUT_OF_GPU_MEMORY, USER_ERROR),
         (MemoryError(), OUT_OF_HOST_MEMORY, USER_ERROR),
         (RuntimeError("CUDA error: out of memory\nDetails."), OUT_OF_GPU_MEMORY, USER_ERROR),
@@ -55,13 +55,7 @@ def raised_by(action: Callable[[], object]) -> Exception:
             USER_ERROR,
         ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
-        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), FILES, USER_ERROR),
-        (RuntimeError("received 0 items of ancdata"), FILES, USER_ERROR),
-        (
-            RuntimeError("Expected to have finished reduction in the prior iteration before"),
-            "lr_scale='{NAME",
-            USER_ERROR,
-        ),
+        (ValueError("Expected more than 1 value per channel when training, got"), "data.drop_last=true", USER_ERROR),
         (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),

@@ -3,18 +3,12 @@
 import asyncio
 import gc
 import logging
-import multiprocessing
-import os
 import random
 import re
-import runpy
 import signal
 import sys
-import warnings
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,7 +35,8 @@ from tests.conftest import (
 )
 from tests.support.pages import README, blocks
 from tests.support.processes import run_python
-from vitmnist.cli.train_function import RUN_LOCK, to_overrides
+from vitmnist.cli.arguments import to_overrides
+from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
 from vitmnist.runtime.signals import signal_handler
 from vitmnist.tracking.result import Result
@@ -55,7 +50,6 @@ STATES: dict[str, Callable[[], object]] = {
     "filled memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "cuDNN": lambda: (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
     "precision": torch.get_float32_matmul_precision,
-    "dtype": torch.get_default_dtype,
     "threads of torch": torch.get_num_threads,
     "gradients": torch.is_grad_enabled,
     "log handlers": lambda: [*logging.root.handlers],
@@ -67,9 +61,6 @@ STATES: dict[str, Callable[[], object]] = {
     "composer of Hydra": lambda: (GlobalHydra.instance(), GlobalHydra.instance().hydra),
     "configuration of Hydra": lambda: HydraConfig.instance().cfg,
     "version of Hydra": lambda: VersionBase.instance().version_base,
-    "warnings": lambda: (warnings.filters[:], warnings.showwarning),
-    "environment": lambda: dict(os.environ),
-    "start method": lambda: multiprocessing.get_start_method(allow_none=True),
     "arguments": lambda: [*sys.argv],
     "modules path": lambda: [*sys.path],
 }
@@ -145,7 +136,6 @@ def test_a_run_from_python_is_the_run_of_the_command_line(stateful: list[str], r
 def test_a_run_leaves_the_process_as_it_was(
     max_minutes: float | None, stateful: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     monkeypatch.setattr(GlobalHydra.instance(), "hydra", object())
     monkeypatch.setattr(VersionBase.instance(), "version_base", object())
@@ -200,7 +190,7 @@ def test_keywords_become_overrides() -> None:
         "model": "cnn",
         "init_skip": ["head.*", "a b"],
         "lr_scale": {"*": 0.1, "blocks.[0-3], a b": 1},
-        "device": torch.device("cpu"),
+        "device": "cpu",
         "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is é")}},
         "data.loader.num_workers": 4,
         "data/augment": "shift",
@@ -232,12 +222,11 @@ def test_a_value_arrives_as_it_is(value: object) -> None:
 @pytest.mark.parametrize(
     ("overrides", "keys", "message"),
     [
-        (["batch_size=3,6"], {}, "batch_size=3,6: is a sweep; call vitmnist.train for each value"),
+        (["batch_size=3,6"], {}, "batch_size=3,6: is a sweep; .* in Python, call vitmnist.train for each value"),
         (["epochs=range(3)"], {}, r"epochs=range\(3\): is a sweep"),
         (["data/loader=choice(ram,disk)"], {}, r"data/loader=choice\(ram,disk\): is a sweep"),
         ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be a member's name"),
         ([], {"experiment": None}, "experiment=None: must be a member's name"),
-        ([{"epochs": 1}], {}, r"{'epochs': 1}: must be text, such as 'epochs=3'"),
         ([], {"epochs": [1, 2]}, r"epochs=\[1, 2\]: must be int"),
         ([], {"seed": range(3)}, r"seed=range\(0, 3\): must be a number, text"),
         (["-m", "epochs=1"], {}, "-m: is for the command line"),
@@ -255,8 +244,6 @@ def test_what_is_not_one_run_is_refused(overrides: list[str], keys: dict[str, An
     [
         (ConfigError, ["lr=0.1"]),
         (ConfigError, ["model=cn"]),
-        (ConfigError, ["batch_size=many"]),
-        (ConfigError, ["batch_size=0"]),
         (ConfigError, ["resume=absent"]),
         (ConfigError, ["optimizer.lr=[1"]),
         (DataError, ["data/dataset=image_folder", "data.dataset.path=.", "data.root=."]),
@@ -288,7 +275,7 @@ def test_ctrl_c_saves_a_run_that_is_resumed_bit_for_bit(stateful: list[str], sta
     process = start(*arguments, "hydra.run.dir=cut", before=train_until_ctrl_c)
     code, output = process.until("epoch 2/").ended(signal.SIGINT)
     assert code == 0, output
-    message = "KeyboardInterrupt: SIGINT was received; results: cut, resume with vitmnist.train(resume='cut')"
+    message = "KeyboardInterrupt: SIGINT was received; results: cut, resume with\n    vitmnist.train(resume='cut')"
     assert output.endswith(f"{message}\n")
     assert 2 <= len(result_of(tmp_path / "cut")["epochs"]) < 30
     assert vitmnist.train(resume="cut").resumed
@@ -310,7 +297,7 @@ def test_no_signal_is_lost(
     handler = SignalAfterEpoch(signum)
     logging.getLogger("vitmnist").addHandler(handler)
     try:
-        message = r"was received; results: cut, resume with vitmnist.train\(resume='cut'\)$"
+        message = r"was received; results: cut, resume with\n    vitmnist.train\(resume='cut'\)$"
         # A background job of a shell ignores SIGINT.
         with signal_handler(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
             vitmnist.train(*quick, folder="cut", epochs=epochs)
@@ -322,27 +309,6 @@ def test_no_signal_is_lost(
 def test_two_runs_at_a_time_are_refused(quick: list[str]) -> None:
     with RUN_LOCK, pytest.raises(ConfigError, match="another thread of this process trains"):
         vitmnist.train(*quick)
-
-
-def test_a_worker_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
-    """With the start method `spawn`, a worker runs the script under the name `__mp_main__`."""
-    (tmp_path / "script.py").write_text("import vitmnist; vitmnist.train(resume='absent')")
-    with pytest.raises(ConfigError, match="worker processes import this script; call it below if __name__"):
-        runpy.run_path("script.py", run_name="__mp_main__")
-
-
-def test_a_notebook_without_widgets_gets_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", ModuleType("zmqshell"))
-    ipython: Any = ModuleType("IPython")
-    ipython.get_ipython = lambda: None
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    for name in ("tqdm.auto", "tqdm.autonotebook", "tqdm.notebook", "vitmnist.runtime.progress"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        progress = import_module("vitmnist.runtime.progress")
-    assert list(progress.tqdm(range(3), disable=None)) == [0, 1, 2]
 
 
 NOTEBOOK_SETUP = f"""
@@ -364,7 +330,7 @@ logging.getLogger("vitmnist").addHandler(SignalAfterEpoch(signal.SIGINT))
 try:
     vitmnist.train(folder="cut", epochs=9)
 except KeyboardInterrupt as interrupted:
-    assert str(interrupted).endswith("resume with vitmnist.train(resume='cut')")
+    assert str(interrupted).endswith("vitmnist.train(resume='cut')")
 else:
     raise AssertionError("the run was not interrupted")
 assert len(vitmnist.load_model("cut").classes) == 10

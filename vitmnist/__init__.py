@@ -12,30 +12,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitmnist.auditing import audit
-    from vitmnist.augment.preprocess import Preprocess
-    from vitmnist.cli.train_function import train
-    from vitmnist.data.datasets.base import load_dataset
-    from vitmnist.diagnosis.measure import diagnose
-    from vitmnist.inference.trained_model import load_model
-    from vitmnist.loaders.base import Loader, register
-    from vitmnist.loaders.make_loader import make_loader
-    from vitmnist.replacement.from_dataloader import from_dataloader
+    from vitmnist.auditing import audit as audit
+    from vitmnist.augment.preprocess import Preprocess as Preprocess
+    from vitmnist.cli.train_function import train as train
+    from vitmnist.data.datasets.base import load_dataset as load_dataset
+    from vitmnist.diagnosis.measure import diagnose as diagnose
+    from vitmnist.inference.trained_model import load_model as load_model
+    from vitmnist.loaders.base import Loader as Loader
+    from vitmnist.loaders.base import register as register
+    from vitmnist.loaders.make_loader import make_loader as make_loader
+    from vitmnist.replacement.from_dataloader import from_dataloader as from_dataloader
 
 __version__ = "0.2.0"
-__all__ = [
-    "Loader",
-    "Preprocess",
-    "audit",
-    "diagnose",
-    "from_dataloader",
-    "load_dataset",
-    "load_model",
-    "make_loader",
-    "register",
-    "train",
-]
-
 # The module of each public name. Modules are imported at first use, so that `vitmnist --help` does not import torch.
 _MODULES = {
     "Loader": "vitmnist.loaders.base",
@@ -49,6 +37,7 @@ _MODULES = {
     "register": "vitmnist.loaders.base",
     "train": "vitmnist.cli.train_function",
 }
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

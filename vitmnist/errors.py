@@ -138,12 +138,19 @@ class Failure:
 
 
 def classify_error(error: BaseException) -> Failure:
-    """Classify an error by the first row of `FAILURES` that matches, or else as an error of the program."""
+    """Classify an error: by its type, by the first row of `FAILURES` that matches, or as an error of the program."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)
-    for kind, pattern, failure in FAILURES:
-        if isinstance(error, kind) and (match := re.search(pattern, str(error))):
-            return replace(failure, message=failure.message.format(text=match[0].strip(), error=error))
+    if isinstance(error, RunInterrupted):
+        return Failure(str(error), ExitCode.UNFINISHED, "interrupted")
+    if isinstance(error, KeyboardInterrupt):
+        return Failure(str(error) or "interrupted", ExitCode.INTERRUPTED, "interrupted")
+    if isinstance(error, MemoryError):
+        return Failure(f"out of host memory; {LESS_HOST_MEMORY}", cause="memory")
+    if isinstance(error, RuntimeError | ValueError):
+        for pattern, failure in FAILURES:
+            if match := re.search(pattern, str(error)):
+                return replace(failure, message=failure.message.format(text=match[0].strip()))
     if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only a text.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(format_error(error), is_user_error=False)
@@ -152,35 +159,20 @@ def classify_error(error: BaseException) -> Failure:
 FEWER_WORKERS = "set a smaller num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
 LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
-FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, Failure], ...] = (
-    (RunInterrupted, "", Failure("{error}", ExitCode.UNFINISHED, "interrupted")),
-    (KeyboardInterrupt, "", Failure("interrupted", ExitCode.INTERRUPTED, "interrupted")),
+FAILURES = (
     (
-        (RuntimeError, OSError),
         ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",
         Failure(
             "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
             f"start the container with more, as in docker run --shm-size=2g, or {FEWER_WORKERS}"
         ),
     ),
+    (".*can't allocate memory.*", Failure(f"out of host memory: {{text}}; {LESS_HOST_MEMORY}", cause="memory")),
     (
-        (RuntimeError, OSError),
-        r".*(Too many open files|received \d+ items of ancdata).*",
-        Failure(f"too many open files: {{text}}; allow more with ulimit -n 4096, or {FEWER_WORKERS}"),
-    ),
-    (MemoryError, "", Failure(f"out of host memory; {LESS_HOST_MEMORY}", cause="memory")),
-    (
-        RuntimeError,
-        ".*can't allocate memory.*",
-        Failure(f"out of host memory: {{text}}; {LESS_HOST_MEMORY}", cause="memory"),
-    ),
-    (
-        RuntimeError,
         ".*(out of memory|CUBLAS_STATUS_ALLOC_FAILED).*",
         Failure(f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"),
     ),
     (
-        RuntimeError,
         "^CUDA error.*",  # After a CUDA error, the process cannot use the GPU any more.
         Failure(
             "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
@@ -189,7 +181,6 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
         ),
     ),
     (
-        RuntimeError,
         r".*(/gloo/|caused pair closure|NCCL).*",
         Failure(
             "another rank does not answer: it failed (see its own message), was killed, or hung for "
@@ -197,7 +188,6 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
         ),
     ),
     (
-        ValueError,
         "^Expected more than 1 value per channel when training",
         Failure(
             "batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is "
@@ -205,19 +195,12 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
         ),
     ),
     (
-        RuntimeError,
-        "^Expected to have finished reduction in the prior iteration",
-        Failure("several ranks need a gradient for every parameter; freeze unused ones with lr_scale='{{NAME: 0}}'"),
-    ),
-    (
-        RuntimeError,
         r"\S+ does not have a deterministic implementation",
         Failure(
             "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"
         ),
     ),
     (
-        RuntimeError,
         r"^DataLoader (timed out|worker \(pid).*",
         Failure(
             "disk: {text}: a killed worker often exceeded the memory limit; one that is slow may need a larger "
@@ -226,4 +209,4 @@ FAILURES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str
         ),
     ),
 )
-"""Rows of an exception type, a pattern of its message, and the report; `{text}` is the part that matches."""
+"""Errors of torch that a user can fix: a pattern of the message, and the report; `{text}` is the part that matches."""

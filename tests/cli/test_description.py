@@ -32,12 +32,6 @@ def test_a_run_is_described_in_its_log_its_record_and_status_but_is_the_same_run
     assert text.tensor_proto.string_val[0].startswith(b"```yaml\nname: base line\ntags:\n")
 
 
-def test_a_description_is_no_part_of_the_name_of_a_folder(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
-    succeed(*quick, *DESCRIPTION, "limit_batches=1")
-    (folder,) = tmp_path.glob("outputs/runs/*/*")
-    assert not {"base", "pets", "well"} & set(folder.name.replace("_", "-").split("-"))
-
-
 def test_limited_batches_are_one_epoch_of_every_split(
     quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
 ) -> None:

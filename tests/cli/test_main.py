@@ -72,7 +72,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
-    "epochs=1,2": "To sweep over it, add --multirun to your command line",
+    "epochs=1,2": "epochs=1,2: is a sweep; type -m to run it, or brackets around the values of a list; in Python",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 images",
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",  # at once

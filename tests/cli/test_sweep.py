@@ -161,12 +161,3 @@ def test_jobs_that_differ_never_share_a_folder(train_here: Train, quick: list[st
     assert (ended.returncode, ended.stderr) == (1, "error: 1 of 1 jobs failed: same\n")
     assert "job 1 failed: resume: the run began with another configuration: seed=2 (it was 1)" in ended.stdout
     assert result_of(tmp_path / "here" / "same")["config"]["seed"] == 1
-
-
-def test_a_long_path_of_a_sweep_leaves_room_for_the_files_of_its_jobs(train_here: Train, tmp_path: Path) -> None:
-    """A path on Windows has up to 260 characters."""
-    folder = tmp_path / ("f" * (160 - len(str(tmp_path))))
-    train_here("-m", "batch_size=0", f"init={'y' * 90},{'z' * 90}", f"hydra.sweep.dir={folder}")
-    jobs = [file.parent for file in folder.glob("*/result.json")]
-    assert len(jobs) == 2
-    assert all(180 < len(str(job)) < 200 for job in jobs)

@@ -1,16 +1,18 @@
-"""Parses the command line of `train`: Hydra's options, overrides and `resume=`."""
+"""Parses the command line of `train`: Hydra's options, overrides and `resume=`. Formats keywords as overrides."""
 
 import os
 import re
 import sys
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import cache
+from numbers import Real
 from pathlib import Path
 
-from vitmnist.config import parse_key
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
 from vitmnist.errors import ConfigError
 
 # Arguments that make a command repeatable: it begins a run or sweep the first time, and resumes it later.
@@ -20,24 +22,24 @@ SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
 
-class Resume(Enum):
-    """Whether to resume a run: IF_POSSIBLE is `resume=auto`, REQUIRED is `resume=FOLDER`."""
-
-    NEVER = auto()
-    IF_POSSIBLE = auto()
-    REQUIRED = auto()
-
-
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `train`: Hydra's options, the overrides without `resume`, and `resume`.
+    """The arguments of `train`: Hydra's options, the overrides without `resume`, and its value.
 
     `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
 
     options: Namespace
     overrides: list[str]
-    resume: Resume
+    resume: str | None
+    """None, `auto`, or the folder of the run to resume."""
+
+    @property
+    def overrides_to_compose(self) -> list[str]:
+        """The overrides for Hydra: those of the values of a run that must be resumed are applied to its record."""
+        if self.resume in (None, "auto"):
+            return self.overrides
+        return [*filter(is_hydra_override, self.overrides)]
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
@@ -61,17 +63,15 @@ def parse_arguments(argv: list[str]) -> Arguments:
         overrides.append("hydra.mode=MULTIRUN")
     resume = find_value("resume", overrides)
     overrides = without_keys(overrides, ["resume"])
-    if resume is None:
-        return Arguments(options, overrides, Resume.NEVER)
     if resume == "auto":
         if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
             raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
-        return Arguments(options, overrides, Resume.IF_POSSIBLE)
-    if options.multirun:
-        advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
-        raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
-    overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
-    return Arguments(options, overrides, Resume.REQUIRED)
+    elif resume is not None:
+        if options.multirun:
+            advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
+            raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
+        overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
+    return Arguments(options, overrides, resume)
 
 
 @cache
@@ -106,3 +106,42 @@ def quote(text: str) -> str:
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"
+
+
+def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:
+    """Convert keywords to overrides: `data={"holdout": 0.1}` becomes `data.holdout=0.1`."""
+    for name, value in keys.items():
+        key = f"{section}{name}"
+        group = key.replace(".", "/")
+        # Other dicts are values, which Hydra merges: `lr_scale={"*": 0.1}`.
+        if isinstance(value, Mapping) and (CONF / group).is_dir():
+            yield from to_overrides(value, f"{key}.")
+        elif key == "resume":
+            yield f"resume={'null' if value is None else value}"  # `parse_arguments` quotes it.
+        elif not is_group(group):
+            yield f"{key}={_format_value(key, value)}"
+        elif isinstance(value, str):
+            yield f"{group}={_format_value(group, value)}"
+        else:
+            raise ConfigError(f"{group}={value!r}: must be a member's name; for several, call vitmnist.train for each")
+
+
+def _format_value(key: str, value: object) -> str:
+    """Format a value in Hydra's grammar; raises `ConfigError` for values of other types."""
+    if value is None:
+        return "null"
+    if isinstance(value, Real):
+        return str(value).lower()  # A bool is a number, too.
+    if isinstance(value, str | Path):
+        text = quote(str(value))
+        # Text such as `null` or `1e3` needs quotes.
+        is_text = text.startswith("'") or isinstance(OverridesParser.create().parse_override(f"_={text}").value(), str)
+        return text if is_text else f"'{text}'"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(_format_value(key, item) for item in value)}]"
+    if isinstance(value, Mapping):
+        # In a key, the grammar has no quotes.
+        names = [re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value]
+        items = [_format_value(key, item) for item in value.values()]
+        return f"{{{','.join(map(':'.join, zip(names, items, strict=True)))}}}"
+    raise ConfigError(f"{key}={value!r}: must be a number, text, a path, None, a list or a dict")

@@ -1,29 +1,18 @@
 """The argument parser and the exception handling that all commands share."""
 
-import logging
 import os
 import sys
 import traceback
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
-from vitmnist.errors import ExitCode, RunInterrupted, escape_unprintable
+from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
-
-class PrintableFormatter(logging.Formatter):
-    """Formats log records; escapes control characters, such as ESC in a file name."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return escape_unprintable(super().format(record))
-
-
-def echo(text: str, file: TextIO | None = None) -> None:
-    """Print text with control characters escaped; to stdout by default."""
-    print(escape_unprintable(text), file=file)
+TIMED_FORMAT = "%(asctime)s  %(message)s"
+"""The format of log records in files, as in conf/config.yaml."""
 
 
 def create_parser(name: str, description: str | None) -> ArgumentParser:
@@ -31,38 +20,28 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
     return ArgumentParser(f"vitmnist {name}", description=description, formatter_class=RawDescriptionHelpFormatter)
 
 
-def add_run_arguments(parser: ArgumentParser) -> None:
+def add_run_arguments(parser: ArgumentParser, *, overrides: bool = False, device: bool = False) -> None:
     """Add the arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
     parser.add_argument("--weights", help="best, final or last; default: the first of these that exists")
-
-
-def add_dataset_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments that `evaluate` and `export` share."""
-    add_run_arguments(parser)
-    parser.add_argument(
-        "overrides", nargs="*", help="changes to the run's configuration, such as data.dataset.path=other"
-    )
+    if overrides:
+        help_text = "changes to the run's configuration, such as data.dataset.path=other"
+        parser.add_argument("overrides", nargs="*", help=help_text)
+    if device:
+        parser.add_argument("--device", default="auto", help="auto (the default), cpu, cuda, cuda:1, …")
 
 
 @contextmanager
-def errors_as_messages(select: Callable[[BaseException], BaseException] | None = None) -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code. Also usable as a decorator.
+def errors_as_messages() -> Iterator[None]:
+    """Decorator of `main` that turns an exception into one message and an exit code.
 
     A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
-
-    Args:
-        select: returns the exception to report instead of the raised exception.
     """
-    # Until a log is configured, this handler prints warnings.
-    if logging.lastResort:
-        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         yield
         # Flush now, so that a closed pipe raises here, not at interpreter exit. `print` also works if stdout is None.
         print(end="", flush=True)
-    except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
-        error = select(raised) if select else raised
+    except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError):
             # The reader of stdout, such as `head`, has exited. Redirect stdout, so that the flush at exit succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -74,7 +53,7 @@ def errors_as_messages(select: Callable[[BaseException], BaseException] | None =
         if failure.status == "interrupted":
             print(failure.message, file=sys.stderr)
         elif failure.is_user_error and os.environ.get("HYDRA_FULL_ERROR") != "1":
-            echo(f"error: {failure.message}", sys.stderr)
+            print(f"error: {escape_unprintable(failure.message)}", file=sys.stderr)
         else:
             traceback.print_exception(error)
         sys.exit(failure.exit_code)

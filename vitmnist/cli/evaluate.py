@@ -18,9 +18,7 @@ from typing import Any
 from tabulate import tabulate
 from torch import Tensor
 
-from vitmnist.cli.arguments import without_keys
-from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
-from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS
 from vitmnist.metrics.classification import compute_class_metrics
@@ -63,7 +61,7 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
-    add_dataset_arguments(parser)
+    add_run_arguments(parser, overrides=True, device=True)
     parser.add_argument("--split", help="default: validation if there is one, else test")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
@@ -71,9 +69,7 @@ def main() -> None:
     parser.add_argument("--confusion", type=Path, metavar="PNG", help="draw the confusion matrix")
     parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
     options = parser.parse_intermixed_args()
-    config = load_evaluation_config(options.run, options.overrides, (*IMAGE_KEYS, "device"))
-    model = load_model(options.run, options.weights, config.device)
-    evaluation = model.evaluate(options.split, without_keys(options.overrides, ["device"]))
+    evaluation = load_model(options.run, options.weights, options.device).evaluate(options.split, options.overrides)
     split = evaluation.split
     if options.mistakes:
         # Rows are sorted by confidence, highest first; ties keep the order of the split.
@@ -84,7 +80,7 @@ def main() -> None:
         if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
-            echo(f"no mistakes: {options.grid} is not written", sys.stderr)
+            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
     if options.confusion:
         draw_confusion(evaluation.confusion_matrix, split.classes).save(options.confusion, "PNG")
     metrics = describe_evaluation(evaluation.confusion_matrix, split.classes, evaluation.metrics)
@@ -94,4 +90,4 @@ def main() -> None:
             document["predictions"] = evaluation.rows(range(len(split)))
         print(json.dumps(document))
     else:
-        echo("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", format_metrics(metrics)]))
+        print("\n".join([str(evaluation.weights), f"{evaluation.split_name} split", format_metrics(metrics)]))

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import vitmnist
-from vitmnist.cli.command import add_dataset_arguments, create_parser, echo, errors_as_messages
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
-from vitmnist.inference.evaluation import IMAGE_KEYS, load_evaluation_config, load_evaluation_dataset
+from vitmnist.inference.evaluation import load_evaluation_dataset
 from vitmnist.inference.trained_model import TrainedModel, load_model
 from vitmnist.runtime.files import display_path, write_atomic
 
@@ -129,7 +129,7 @@ def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, b
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("export", __doc__)
-    add_dataset_arguments(parser)
+    add_run_arguments(parser, overrides=True)
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
     default = "default: model.onnx or model.pt2 in the run's folder"
     parser.add_argument("--output", type=Path, metavar="FILE", help=default)
@@ -143,11 +143,10 @@ def main() -> None:
     for file in (output, description):
         if file.exists():
             raise ConfigError(f"{file}: exists; remove it, or choose another --output")
-    config = load_evaluation_config(options.run, options.overrides, IMAGE_KEYS)
     trained = load_model(options.run, options.weights, "cpu")
-    dataset = load_evaluation_dataset(options.run, config.data, options.overrides)
-    content, summary = export_model(file_format, trained, dataset, config.batch_size)
+    dataset, batch_size = load_evaluation_dataset(options.run, options.overrides)
+    content, summary = export_model(file_format, trained, dataset, batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))
-    echo(f"{display_path(output)}\n{display_path(description)}\n{summary}")
+    print(f"{display_path(output)}\n{display_path(description)}\n{summary}")

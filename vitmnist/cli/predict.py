@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from vitmnist.cli.command import add_run_arguments, create_parser, echo, errors_as_messages
+from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.image_listing import find_images
 from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import BATCH_SIZE, TrainedModel, load_model
@@ -47,12 +47,11 @@ def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Ite
 @errors_as_messages()
 def main() -> None:
     parser = create_parser("predict", __doc__)
-    add_run_arguments(parser)
+    add_run_arguments(parser, device=True)
     parser.add_argument("images", nargs="+", help="image files, folders of images, glob patterns")
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print JSON")
     formats.add_argument("--csv", action="store_true", help="print a CSV table, with the probability of each class")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (auto)")
     parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
     options = parser.parse_intermixed_args()
     model = load_model(options.run, options.weights, options.device)
@@ -66,6 +65,6 @@ def main() -> None:
         print(encode_csv(columns, rows), end="")
     for row in rows:
         if "class" in row and not (options.json or options.csv):
-            echo(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
+            print(f"{row['file']}: {row['class']} ({100 * row['probability']:.1f}%)")
     if unreadable := [row["error"] for row in rows if "error" in row]:
         raise DataError("\nerror: ".join(unreadable))

@@ -1,4 +1,4 @@
-"""The process of `train`: its connection to other ranks, its locks, and its message and exit code at the end."""
+"""The process of `train`: the other ranks of its run, the folder that it locks, and how it ends."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ import atexit
 import gc
 import logging
 import multiprocessing
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitmnist.cli.command import errors_as_messages, format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.errors import ConfigError, PeerError
+from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import folder_lock
-from vitmnist.runtime.signals import StopSignal, end_interrupted, ignore_stop_signals, signal_handler
-from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.runtime.signals import end_interrupted, ignore_stop_signals, signal_handler
+from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -30,29 +26,47 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class ProcessState:
-    """The state of this process while it starts and trains a run or sweep.
+@contextmanager
+def connected_ranks() -> Iterator[World]:
+    """Connect the ranks of a run. An exception in the block is raised on the rank that failed first, and on rank 0."""
+    # Otherwise, the logging module prints a traceback for a closed pipe (`| head`).
+    logging.raiseExceptions = False
+    world = SINGLE_PROCESS
+    try:
+        with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
+            if is_distributed():
+                from vitmnist.runtime.torch_world import TorchWorld  # Import late: this module imports torch.
 
-    `resources`, such as the lock of the output folder, are released at exit.
+                world = TorchWorld()
+            yield world
+    except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
+        error = world.first_failure(raised)
+        failure = classify_cli_error(error)
+        if failure.status == "interrupted":
+            log.warning("%s", failure.message)
+            sys.exit(failure.exit_code)
+        if isinstance(error, PeerError) and not world.is_main:
+            sys.exit(failure.exit_code)
+        if error is raised:
+            raise
+        raise error from raised
+    finally:
+        # Unloading torch takes a second; a late signal must not change the exit code.
+        atexit.register(ignore_stop_signals)
+    world.disconnect()
+
+
+@contextmanager
+def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[None]:
+    """Create the folder of a run or sweep, which `key` names, and lock it within the block.
+
+    Raises:
+        ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
     """
-
-    argv: list[str]
-    world: World = SINGLE_PROCESS
-    stop: StopSignal = field(default_factory=StopSignal)
-    resources: ExitStack = field(default_factory=ExitStack)
-    folder: Path | None = None
-    resume_arguments: list[str] = field(default_factory=list)
-
-    def lock_folder(self, folder: Path, key: str, resume_arguments: list[str], *, refuse_existing: bool) -> None:
-        """Create the folder that `key` names, and lock it until the process exits.
-
-        Raises:
-            ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
-        """
-        path = display_path(folder)
+    path = display_path(folder)
+    with ExitStack() as lock:
         try:
-            self.resources.enter_context(folder_lock(folder))
+            lock.enter_context(folder_lock(folder))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
         if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
@@ -60,50 +74,27 @@ class ProcessState:
                 f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
                 "with resume=auto"
             )
-        self.folder, self.resume_arguments = folder, resume_arguments
-
-    def resume_hint(self) -> str:
-        """Format the folder of the results and the command that resumes, for the message about an interruption."""
-        if self.folder is None:
-            return ""
-        results = f"; results: {display_path(self.folder)}"
-        if not any(self.folder.glob("**/checkpoints/*.pt")):
-            return results
-        return f"{results}, resume with\n    {format_command(self.world.size)} {shlex.join(self.resume_arguments)}"
+        yield
 
 
 @contextmanager
-def exit_with_message(process: ProcessState) -> Iterator[None]:
-    """Turn an exception in the block into one message and an exit code, on the first rank that fails."""
-    # Otherwise, the logging module prints a traceback for a closed pipe (`| head`).
-    logging.raiseExceptions = False
+def results_in_message(folder: Path, command: str) -> Iterator[None]:
+    """Add the folder of the results, and the command that resumes, to the message of an interruption in the block."""
     try:
-        with (
-            errors_as_messages(partial(_first_failure, process)),
-            signal_handler(lambda *_: end_interrupted(process.resume_hint()), signal.SIGINT),
-            process.resources,
-        ):
+        with signal_handler(lambda *_: end_interrupted(resume_hint(folder, command)), signal.SIGINT):
             yield
-    finally:
-        # Unloading torch takes a second; a late signal must not change the exit code.
-        atexit.register(ignore_stop_signals)
-    process.world.disconnect()
+    except (KeyboardInterrupt, RunInterrupted) as error:
+        raise type(error)(f"{error or 'interrupted'}{resume_hint(folder, command)}") from error
+    except Exception:
+        if (folder / "result.json").exists():
+            log.info("failed; results: %s", display_path(folder))
+        raise
 
 
-def _first_failure(process: ProcessState, raised: BaseException) -> BaseException:
-    """Return the error to report on this rank; exits if another rank or the log reports it."""
-    error = process.world.first_failure(raised)
-    failure = classify_cli_error(error)
-    if failure.status == "interrupted":
-        # Before Hydra configures the log, Python prints warnings to stderr.
-        log.warning("%s%s", failure.message, process.resume_hint())
-        sys.exit(failure.exit_code)
-    if process.folder and (process.folder / "result.json").exists():
-        log.info("failed; results: %s", display_path(process.folder))
-    # The rank that failed shows its message, and rank 0 repeats it; the other ranks print nothing.
-    if isinstance(error, PeerError) and not process.world.is_main:
-        sys.exit(failure.exit_code)
-    return error
+def resume_hint(folder: Path, command: str) -> str:
+    """Format the folder of the results and, if there is a checkpoint, the command that resumes."""
+    results = f"; results: {display_path(folder)}"
+    return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
 
 
 def import_trainer() -> type[Trainer]:

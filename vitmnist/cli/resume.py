@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from vitmnist.cli.arguments import without_keys
-from vitmnist.cli.command import echo
 from vitmnist.config import parse_key
 from vitmnist.config.schema import Config, dotted_keys, is_ignored_in_comparison, is_under, keys_where, to_json_values
 from vitmnist.errors import ConfigError
@@ -76,11 +75,11 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
     if config.limit_batches:
-        echo(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
+        print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
         return True
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
     further = shlex.join([f"resume={path}", *changes])
-    echo(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")
+    print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")
     return True
 
 

@@ -9,6 +9,8 @@ import gc
 import logging
 import multiprocessing
 import os
+import shlex
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import Arguments, Resume, quote, without_keys
+from vitmnist.cli.arguments import Arguments, quote, without_keys
+from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.cli.process import ProcessState, import_trainer
+from vitmnist.cli.process import import_trainer, locked_folder, results_in_message
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.config import parse_key
 from vitmnist.config.schema import Config
@@ -47,56 +50,58 @@ log = logging.getLogger(__name__)
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def run_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments) -> None:
+def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop: StopSignal) -> None:
     """Run the jobs of a sweep, and write a report at the end or when the sweep is stopped.
+
+    Args:
+        values: the composed configuration, with the defaults of the keys that the sweep varies.
+        hydra: the section `hydra`.
 
     Raises:
         TrainingError: some jobs failed.
         RunInterrupted: the sweep was asked to stop, or some jobs are unfinished.
     """
-    overrides = _prepare_sweep(process, composed, arguments)
-    folder = Path(composed.hydra.sweep.dir)
-    job = Job(process.stop)
+    folder = Path(hydra.sweep.dir)
+    overrides = _prepare_sweep(arguments, values, hydra, folder)
+    job = Job(stop)
     composer = GlobalHydra.instance().hydra
     assert composer
     # Joblib runs jobs in its own processes. If this process raises while it waits, joblib kills them.
-    is_parallel = str(composed.hydra.launcher._target_).endswith("JoblibLauncher")
+    is_parallel = str(hydra.launcher._target_).endswith("JoblibLauncher")
     signals = list_handled_signals() if is_parallel else []
-    try:
-        with signal_handler(raise_interruption, *signals):
-            composer.multirun("config", job, overrides)
-    except RunInterrupted:
+    typed = without_keys(sys.argv[1:], ["resume", "hydra.sweep.dir"])
+    again = [*typed, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
+    with (
+        locked_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),
+        results_in_message(folder, f"{format_command()} {shlex.join(again)}"),
+    ):
+        try:
+            with signal_handler(raise_interruption, *signals):
+                composer.multirun("config", job, overrides)
+        except RunInterrupted:
+            _write_report(folder)
+            raise
         _write_report(folder)
-        raise
-    _write_report(folder)
-    _check_jobs(folder, job)
+        _check_jobs(folder, job)
 
 
-def _prepare_sweep(process: ProcessState, composed: DictConfig, arguments: Arguments) -> list[str]:
-    """Check a sweep, lock its folder, and return the overrides for Hydra's sweeper."""
+def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, folder: Path) -> list[str]:
+    """Check a sweep, and return the overrides for Hydra's sweeper."""
     if is_distributed():
         raise ConfigError(
             "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
             "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
         )
     # An unknown metric is an error before the first job.
-    find_metric(composed.monitor, "monitor")
-    folder = Path(composed.hydra.sweep.dir)
-    # Windows limits a path to 260 characters, and the folders and files of a job need 90.
-    if os.name == "nt" and len(str(folder.absolute())) > 170:
-        raise ConfigError(f"hydra.sweep.dir={folder.absolute()}: must have at most 170 characters on Windows")
+    find_metric(values.monitor, "monitor")
     # The folders of the jobs are named after the other keys.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}
     constant = [quote(key) for key in is_varied if not is_varied[key]]
     names = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant)}]"
     overrides = [*arguments.overrides, names, f"hydra.sweep.dir={quote(str(folder))}"]
-    if composed.repeats > 1 and not _is_search(composed.hydra):
-        overrides = [f"repeat={','.join(map(str, range(1, composed.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
-    resume_arguments = without_keys(process.argv, ["resume", "hydra.sweep.dir"])
-    resume_arguments += [f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
-    refuse_existing = arguments.resume is Resume.NEVER
-    process.lock_folder(folder, "hydra.sweep.dir", resume_arguments, refuse_existing=refuse_existing)
+    if values.repeats > 1 and not _is_search(hydra):
+        overrides = [f"repeat={','.join(map(str, range(1, values.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     return overrides
 
 
@@ -191,10 +196,10 @@ class Job:
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep and log its text; log an error instead of raising it."""
     # Importing matplotlib takes a second.
-    from vitmnist.report.write import format_text, write_report
+    from vitmnist.report.write import write_report
 
     try:
-        text = format_text(write_report([folder], folder))
+        text = write_report([folder], folder)
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
         # A missing report must not hide the results of the jobs. `vitmnist report` can write it later.

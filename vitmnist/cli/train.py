@@ -8,31 +8,29 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hydra
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import configure_log, env_override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, Resume, find_value, parse_arguments
-from vitmnist.cli.command import PrintableFormatter, echo
-from vitmnist.cli.process import ProcessState, exit_with_message, import_trainer
+from vitmnist.cli.arguments import Arguments, find_value, parse_arguments
+from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
+from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
 from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override
+from vitmnist.config.compose import compose_command, initialized_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
-from vitmnist.errors import ConfigError
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.world import is_distributed
+from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import Result
 
@@ -54,30 +52,25 @@ class ConfiguredRun:
     overrides: list[str]
 
 
+@errors_as_messages()
 def main() -> None:
-    """Run the command line; an exception becomes one message and an exit code.
-
-    Only rank 0 parses the command line. It runs a sweep itself, or configures the run that all ranks train.
-    """
-    process = ProcessState(sys.argv[1:])
-    with exit_with_message(process):
-        if is_distributed():
-            from vitmnist.runtime.torch_world import TorchWorld  # Import late: this module imports torch.
-
-            process.world = TorchWorld()
+    """Run the command line. Only rank 0 reads it: it runs a sweep, or configures the run that all ranks train."""
+    stop = StopSignal()
+    with connected_ranks() as world, ExitStack() as resources:
         run = None
-        if process.world.is_main and not print_information(process.argv):
-            arguments = parse_arguments(process.argv)
-            composed = compose_with_hydra(process, arguments)
-            if composed.hydra.mode == RunMode.MULTIRUN:
-                run_sweep(process, composed, arguments)
-            else:
-                run = configure_run(process, composed, arguments)
-                if run:
-                    configure_log(composed.hydra.job_logging, composed.hydra.verbose)
-        run = broadcast_run(process, run)
+        if world.is_main and not print_information(sys.argv[1:]):
+            arguments = parse_arguments(sys.argv[1:])
+            resources.enter_context(initialized_hydra())
+            values, hydra_values = compose_command(arguments.overrides_to_compose)
+            if hydra_values.mode == RunMode.MULTIRUN:
+                run_sweep(arguments, values, hydra_values, stop)
+            elif run := configure_run(arguments, values, hydra_values, resources):
+                command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
+                resources.enter_context(results_in_message(run.folder, command))
+                configure_log(hydra_values.job_logging, hydra_values.verbose)
+        run = broadcast_run(world, run)
         if run:
-            train_run(import_trainer(), process, run)
+            train_run(import_trainer(), run, stop, world)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -95,77 +88,60 @@ def print_information(argv: list[str]) -> bool:
     return True
 
 
-def compose_with_hydra(process: ProcessState, arguments: Arguments) -> DictConfig:
-    """Compose the configuration. For a resumed run, only its section `hydra` is used."""
-    process.resources.enter_context(initialize_config_dir(str(CONF), job_name="train", version_base="1.3"))
-    composer = GlobalHydra.instance().hydra
-    assert composer
-    overrides = arguments.overrides
-    if arguments.resume is Resume.REQUIRED:
-        overrides = [*filter(is_hydra_override, overrides)]
-    composed = composer.compose_config("config", overrides, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    # Hydra sets the configuration later, but `${hydra:runtime.cwd}` in a value needs it here.
-    HydraConfig.instance().set_config(composed)
-    if composed.resume is not None:
-        raise ConfigError(f"resume={composed.resume}: is for the command line; remove it from the file")
-    if composed.hydra.mode != RunMode.MULTIRUN:
-        if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(overrides)):
-            # This raises Hydra's error, which explains -m.
-            composer.compose_config("config", overrides, RunMode.RUN)
-        if composed.repeats > 1:
-            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
-    return composed
+def configure_run(
+    arguments: Arguments, values: DictConfig, hydra_values: DictConfig, resources: ExitStack
+) -> ConfiguredRun | None:
+    """Load or validate the configuration of a run, and lock its folder until `resources` are closed.
 
-
-def configure_run(process: ProcessState, composed: DictConfig, arguments: Arguments) -> ConfiguredRun | None:
-    """Load or validate the configuration of a run, and lock its folder.
+    Args:
+        values: the composed configuration; for a resumed run, the recorded one is used instead.
+        hydra_values: the section `hydra`; its `runtime.output_dir` is set.
 
     Returns:
         The run; None if it needs no training.
     """
-    folder = Path(composed.hydra.run.dir)
-    path = display_path(folder)
-    overrides, resume = arguments.overrides, arguments.resume
-    is_resumed = resume is Resume.REQUIRED or (resume is Resume.IF_POSSIBLE and has_run_to_continue(folder))
-    if not is_resumed:
-        values = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
-        config = validate(Config, values)
-    else:
-        if resume is Resume.IF_POSSIBLE:
-            echo(f"resume=auto: resuming {path}")
+    folder, overrides = Path(hydra_values.run.dir), arguments.overrides
+    is_resumed = has_run_to_continue(folder) if arguments.resume == "auto" else arguments.resume is not None
+    if is_resumed:
+        if arguments.resume == "auto":
+            print(f"resume=auto: resuming {display_path(folder)}")
         global_overrides, overrides = split_global_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
         overrides = [*global_overrides, *overrides]
-    process.lock_folder(folder, "hydra.run.dir", [f"resume={path}"], refuse_existing=resume is Resume.NEVER)
+    else:
+        config = validate(Config, values)
+    resources.enter_context(locked_folder(folder, "hydra.run.dir", refuse_existing=arguments.resume is None))
     if is_resumed and print_if_completed(folder, config):
         return None
     config = replace(config, resume=str(folder) if is_resumed else None)
-    with read_write(composed.hydra.runtime):
-        composed.hydra.runtime.output_dir = str(folder.absolute())
-    process.resources.enter_context(env_override(composed.hydra.job.env_set))
+    with read_write(hydra_values.runtime):
+        hydra_values.runtime.output_dir = str(folder.absolute())
+    resources.enter_context(env_override(hydra_values.job.env_set))
     return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
 
 
-def broadcast_run(process: ProcessState, run: ConfiguredRun | None) -> ConfiguredRun | None:
+def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun | None:
     """Send the run of rank 0 to all ranks. Each rank keeps its own `data.root`: it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
-    shared = process.world.broadcast_object(lambda: values)
-    if process.world.is_main or not shared:
+    shared = world.broadcast_object(lambda: values)
+    if world.is_main or not shared:
         return run
-    if data_root := find_value("data.root", process.argv):
+    if data_root := find_value("data.root", sys.argv[1:]):
         shared["config"]["data"]["root"] = data_root
     folder = Path(shared["folder"])
-    handler = logging.FileHandler(folder / f"rank-{process.world.rank}.log", encoding="utf-8")
-    handler.setFormatter(PrintableFormatter("%(asctime)s  %(message)s"))
+    handler = logging.FileHandler(folder / f"rank-{world.rank}.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter(TIMED_FORMAT))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
     return ConfiguredRun(validate(Config, shared["config"]), folder, [])
 
 
-def train_run(trainer_class: type[Trainer], process: ProcessState, run: ConfiguredRun) -> Result:
+def train_run(
+    trainer_class: type[Trainer], run: ConfiguredRun, stop: StopSignal, world: World = SINGLE_PROCESS
+) -> Result:
     """Train a run, and log where its results are."""
-    trainer = trainer_class(run.config, run.folder, run.overrides, process.stop, process.world)
+    trainer = trainer_class(run.config, run.folder, run.overrides, stop, world)
     result = trainer.fit()
-    if process.world.is_main:
+    if world.is_main:
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):

@@ -1,9 +1,8 @@
 """Composes the configuration from `conf/` and overrides, and names the folder of a run after the overrides."""
 
-import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,18 +11,20 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group, parse_key
 from vitmnist.config.schema import Config
+from vitmnist.errors import ConfigError
 
 
-def run_label(overrides: Sequence[str], folder: str = "outputs/runs/2026-11-27/12-00-00-abcdef") -> str:
+def run_label(overrides: Sequence[str]) -> str:
     """Return a name for a folder: `["data/loader=ram", "optimizer.lr=0.003"]` gives `ram-lr_0.003`.
 
-    It needs no quotes, and has at most 55 characters, or fewer if `folder`, the default folder of a run or a sweep, has
-    a long path: Windows limits a path to 260 characters, and ignores a dot at the end.
+    It needs no quotes, and has at most 40 characters: Windows limits a path to 260, and ignores a dot at the end.
     """
     parts = []
     for override in overrides:
@@ -33,52 +34,75 @@ def run_label(overrides: Sequence[str], folder: str = "outputs/runs/2026-11-27/1
             parts.append(f"no_{short}")
         elif name not in ("data.root", "repeats", "name", "tags", "notes"):
             parts.append(value if is_group(name) and "@" not in name else f"{short}_{value}")
-    # The files below add another 60 characters.
-    size = min(55, max(192 - len(os.path.abspath(folder)), 20))
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(parts))[:size].strip("._-") or "defaults"
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(parts))[:40].strip("._-") or "defaults"
 
 
-def job_name(job: int, overrides: Sequence[str], constant_keys: Collection[str], folder: str) -> str:
-    """Return the name of the folder of a job: its number, and what differs among the jobs of its sweep in `folder`."""
+def job_name(job: int, overrides: Sequence[str], constant_keys: Collection[str]) -> str:
+    """Return the name of the folder of a job: its number, and what differs among the jobs of its sweep."""
     varied = [override for override in overrides if parse_key(override) not in constant_keys]
-    return f"{job}-{run_label(varied, folder)}" if varied else str(job)
+    return f"{job}-{run_label(varied)}" if varied else str(job)
 
 
-def _register_label(name: str, function: Callable[..., str]) -> None:
-    """Register a resolver that gets lists as plain values: interpolations stay as typed."""
-
-    def resolve(*arguments: Any) -> str:
-        return function(*(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value for value in arguments))
-
-    OmegaConf.register_new_resolver(name, resolve, replace=True)
+def _as_typed(overrides: ListConfig) -> Any:
+    """Convert to a plain list: a list of the configuration would resolve interpolations."""
+    return OmegaConf.to_container(overrides)
 
 
+OmegaConf.register_new_resolver("run_label", lambda overrides: run_label(_as_typed(overrides)), replace=True)
+OmegaConf.register_new_resolver(
+    "job_name", lambda job, overrides, constant: job_name(job, _as_typed(overrides), constant), replace=True
+)
+# Two runs can start in the same second, even with the same process ID in two containers.
+OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 _schema = OmegaConf.structured(Config)
 # The keys of `lr_scale` are patterns; elsewhere a new key is an error.
 OmegaConf.set_struct(_schema.lr_scale, False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
-_register_label("run_label", run_label)
-_register_label("job_name", job_name)
-# Two runs can start in the same second, even with the same process ID in two containers.
-OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 
 
 @contextmanager
-def separate_hydra() -> Iterator[None]:
-    """Set the state of Hydra aside within the block: it belongs to the program, which can be one of Hydra itself."""
-    composer, config, version = GlobalHydra.instance(), HydraConfig.instance(), VersionBase.instance()
-    states = (version, "version_base"), (config, "cfg"), (composer, "hydra")
-    values = [getattr(holder, name) for holder, name in states]
+def initialized_hydra() -> Iterator[None]:
+    """Initialise Hydra for `conf/` in the block, and restore its state: the caller can be a program of Hydra."""
+    composer = GlobalHydra.instance()
+    states = [(holder, {**vars(holder)}) for holder in (composer, HydraConfig.instance(), VersionBase.instance())]
     composer.clear()
     try:
-        yield
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            yield
     finally:
         GlobalHydra.set_instance(composer)  # `initialize_config_dir` replaces it by a copy.
-        for (holder, name), value in zip(states, values, strict=True):
-            setattr(holder, name, value)
+        for holder, state in states:
+            vars(holder).update(state)
+
+
+def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
+    """Compose the overrides of a command line; call this in `initialized_hydra`.
+
+    Returns:
+        The configuration, and the section `hydra`. A key that a sweep varies has its default.
+
+    Raises:
+        ConfigError: `overrides` are a sweep, and `hydra.mode` is not MULTIRUN.
+        HydraException, OmegaConfBaseException: an override is wrong.
+    """
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    varied = [str(override.input_line) for override in parsed if override.is_sweep_override()]
+    constant = [override for override in overrides if override not in varied]
+    composed = hydra.compose("config", constant, return_hydra_config=True)
+    # Without Hydra's launcher, nobody else sets this; `${hydra:runtime.cwd}` in a value needs it.
+    HydraConfig.instance().set_config(composed)
+    if composed.hydra.mode != RunMode.MULTIRUN:
+        if varied:
+            raise ConfigError(
+                f"{varied[0]}: is a sweep; type -m to run it, or brackets around the values of a list; in Python, call "
+                "vitmnist.train for each value"
+            )
+        if composed.repeats > 1:
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+    return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), composed.hydra
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
-    """Compose the configuration with overrides; raises the exceptions of Hydra and OmegaConf."""
-    with separate_hydra(), initialize_config_dir(str(CONF), version_base="1.3"):
-        return hydra.compose("config", list(overrides))
+    """Compose the configuration with overrides; raises the exceptions of `compose_command`."""
+    with initialized_hydra():
+        return compose_command(overrides)[0]

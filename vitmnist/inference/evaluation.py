@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import Config, DataConfig, dotted_keys, is_under
+from vitmnist.config.schema import dotted_keys, is_under
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -76,30 +76,28 @@ class Evaluation:
         ]
 
 
-def load_evaluation_config(folder: Path, overrides: Sequence[str], overridable: Sequence[str]) -> Config:
-    """Load the recorded configuration of a run, and apply overrides.
-
-    Raises:
-        ConfigError: a key is not overridable, or the folder or the overrides cannot be used.
-        HydraException, OmegaConfBaseException: an override is wrong.
-    """
-    for override in overrides:
-        if not is_under(_dotted_key(override), overridable):
-            allowed = ", ".join(overridable)
-            raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    return load_recorded_config(folder, [*overrides])
-
-
-def _dotted_key(override: str) -> str:
-    return parse_key(override).replace("/", ".")
-
-
-def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[str]) -> Dataset:
+def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dataset, int]:
     """Build the dataset of an evaluation, and warn if images of the run have changed since training.
 
+    Args:
+        folder: the folder of the run.
+        overrides: changes to its configuration.
+
+    Returns:
+        The dataset, and the batch size.
+
     Raises:
-        ConfigError: for images at another path, it is unclear whether to divide and limit them as in training.
+        ConfigError: an override cannot be used, or for images at another path, it is unclear whether to divide and
+            limit them as in training.
+        HydraException, OmegaConfBaseException: an override is wrong.
     """
+    typed = {override: parse_key(override).replace("/", ".") for override in overrides}
+    for override, key in typed.items():
+        if not is_under(key, IMAGE_KEYS):
+            allowed = ", ".join(IMAGE_KEYS)
+            raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
+    config = load_recorded_config(folder, [*overrides])
+    data = config.data
     trained_config = load_recorded_config(folder, [])
     trained_data = trained_config.data
     _, options = DATASETS.resolve(data.dataset)
@@ -107,8 +105,8 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
     locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
     if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
         values = dotted_keys({"data": vars(data)})
-        typed = {_dotted_key(override) for override in overrides}
-        if unclear := [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key]) and key not in typed]:
+        unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
+        if unclear := [key for key in unclear if key not in typed.values()]:
             undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
@@ -124,7 +122,7 @@ def load_evaluation_dataset(folder: Path, data: DataConfig, overrides: Sequence[
             checksum = dataset.sha256[f"{name}_images"]
             if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
-    return dataset
+    return dataset, config.batch_size
 
 
 def _locate(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:

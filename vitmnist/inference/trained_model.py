@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.data.images import ImageReader, Pixels, to_tensor
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
-from vitmnist.inference.evaluation import IMAGE_KEYS, Evaluation, load_evaluation_config, load_evaluation_dataset
+from vitmnist.inference.evaluation import Evaluation, load_evaluation_dataset
 from vitmnist.inference.images import ImageInput, convert_image, iterate_images
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -86,9 +86,8 @@ class TrainedModel:
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> list[Prediction]:
         """Classify images of any size, converted as in training. Several threads can call a model.
 
-        An array is uint8, from NumPy or torch: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` for several images. An
-        axis of 1, 3 or 4 is the channels: grey, RGB or RGBA. In `[C, H, W]`, C is 1 or the number of channels of the
-        model. `[B, H, W]` is B grey images. Arrays that can be read in two ways are refused.
+        A uint8 array of NumPy is `[H, W]`, `[H, W, C]` or `[B, H, W, C]`, and a uint8 tensor of torch `[H, W]`,
+        `[C, H, W]` or `[B, C, H, W]`. The channels are grey, RGB or RGBA.
 
         Args:
             images: a path, a PIL image, an array, or a list of these.
@@ -97,7 +96,7 @@ class TrainedModel:
             A prediction for each image.
 
         Raises:
-            DataError: a file is missing or damaged, or an array is ambiguous or not uint8.
+            DataError: a file is missing or damaged, or an array has another shape or dtype.
         """
         inputs = iterate_images(images, self.image_shape[0])
         predictions: list[Prediction] = []
@@ -149,8 +148,7 @@ class TrainedModel:
         Raises:
             UserError: the overrides or the data cannot be used.
         """
-        config = load_evaluation_config(self.run, overrides, IMAGE_KEYS)
-        dataset = load_evaluation_dataset(self.run, config.data, overrides)
+        dataset, batch_size = load_evaluation_dataset(self.run, overrides)
         name = split or dataset.eval_split_name
         if name not in dataset.splits:
             raise ConfigError(f"split {name}: the dataset has only {' and '.join(dataset.splits)} images")
@@ -158,7 +156,7 @@ class TrainedModel:
         # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
         loader_name = "cache" if images.is_mapped else "ram"
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}
-        with make_loader(loader_name, images, batch_size=config.batch_size, device=self.device, **options) as loader:
+        with make_loader(loader_name, images, batch_size=batch_size, device=self.device, **options) as loader:
             values, predictions = loop.evaluate(self.module, loader, self.preprocess)
         metrics = {metric: values[f"eval_{metric}"] for metric in METRICS.names()}
         return Evaluation(self.weights, name if len(dataset.splits) > 1 else "all", images, predictions, metrics)
@@ -205,10 +203,10 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
         info, tensors = read_weights_file(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = ([*map(float, info[key])] for key in ("mean", "std"))
-        size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
+        (height, width), dataset = map(int, info["size"]), dict(info["dataset"])
     with preserved_random_state():  # Building a model draws its initial weights.
-        module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], *size), len(classes))
+        module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], height, width), len(classes))
     with as_damaged_error(path):
         module.load_state_dict(tensors)
-    preprocess = Preprocess(mean=mean, std=std, size=size)
+    preprocess = Preprocess(augment=Compose([], (height, width)), mean=mean, std=std)
     return TrainedModel(folder, path, module.eval().to(chosen), preprocess.to(chosen), classes, shape, dataset)

@@ -21,10 +21,8 @@ from vitmnist.tracking.runs import Run
 
 EMPTY_CELL = "–"
 """The text of a cell without a value."""
-LOADER = "data/loader"
-"""The title of the column for the loader."""
-LOADER_OPTION = "data.loader."
-"""The prefix of the titles of columns for options of the loader."""
+LOADER_KEYS = LOADER, LOADER_OPTION = "data/loader", "data.loader."
+"""The title of the column for the loader, and the prefix of the titles of columns for its options."""
 DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
@@ -46,16 +44,13 @@ class ReportRow:
     @property
     def label_without_loader(self) -> str:
         """The values as overrides, without the loader and its options."""
-        shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
-        return _as_overrides({key: self.values[key] for key in shared})
+        return _as_overrides({key: value for key, value in self.values.items() if not key.startswith(LOADER_KEYS)})
 
     @property
     def loader(self) -> str:
-        """The loader, with the options that vary: `disk (num_workers=2)`."""
-        name = str(self.values.get(LOADER, ""))
-        options = [f"{key}={value}" for key, value in self.values.items() if key.startswith(LOADER_OPTION)]
-        text = ", ".join(option.removeprefix(LOADER_OPTION) for option in options)
-        return f"{name} ({text})" if name and text else name or text
+        """The loader, with the options that vary: `disk num_workers=2`."""
+        values = {key: value for key, value in self.values.items() if key.startswith(LOADER_KEYS)}
+        return _as_overrides(values).removeprefix(f"{LOADER}=").replace(LOADER_OPTION, "")
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
@@ -75,9 +70,9 @@ class ReportRow:
         timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            quality = self.quality(name) if metric.summary == "selected" else None
-            spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
-        spreads[TEST_ACC] = self.quality(TEST_ACC)
+            quality = self.quality_by_seed(name).values() if metric.summary == "selected" else ()
+            spreads[name] = _spread(quality or _measured(timed_runs or self.runs, metric))
+        spreads[TEST_ACC] = _spread(self.quality_by_seed(TEST_ACC).values())
         return spreads
 
     @property
@@ -90,9 +85,6 @@ class ReportRow:
         completed = [run for run in reversed(self.runs) if run.result.status == "completed"]
         return {run.seeds: value for run in completed if (value := run.value_of(name)) is not None}
 
-    def quality(self, name: str) -> Spread | None:
-        return _spread(self.quality_by_seed(name).values())
-
     @property
     def status(self) -> str:
         """The status of the runs; if they differ, each status with its number of runs."""
@@ -104,14 +96,6 @@ class ReportRow:
 
 def _as_overrides(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
-
-
-def group_across_loaders(rows: Iterable[ReportRow]) -> dict[str, list[ReportRow]]:
-    """Group rows that differ only in the loader and its options, by the label of their other values."""
-    groups: dict[str, list[ReportRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.label_without_loader].append(row)
-    return dict(groups)
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ class Comparison:
     def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
         """The epoch time of a row divided by the epoch time of another row, by default the fastest.
 
-        None if the rows are the same, if either is not timed, or if they have no round in common.
+        None if the rows are the same, or have fewer than three rounds in common.
         """
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
@@ -156,19 +140,22 @@ class Comparison:
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each group of `group_across_loaders`, the best median first.
+        """The monitored metric by seed for each `label_without_loader`, the best median first.
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
-        groups: dict[str, dict[str, float]] = {}
-        for shared, rows in group_across_loaders(self.rows).items():
-            values: dict[str, float] = {}
-            for row in reversed(rows):
-                values |= row.quality_by_seed(self.metric.name)
-            if values:
-                groups[shared] = values
-        best_first = sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values()))
-        return dict(best_first)
+        groups: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in self.rows:
+            for seeds, value in row.quality_by_seed(self.metric.name).items():
+                groups[row.label_without_loader].setdefault(seeds, value)
+        return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values())))
+
+    def best_run(self, row: ReportRow) -> Run:
+        """The completed run of a row with the best value of the monitored metric; its first run if there is none."""
+        completed = [run for run in row.runs if run.result.status == "completed"]
+        values = {index: run.value_of(self.metric.name) for index, run in enumerate(completed)}
+        gains = {index: self.metric.sign * value for index, value in values.items() if value is not None}
+        return completed[max(gains, key=gains.__getitem__)] if gains else row.runs[0]
 
     @property
     def quality_differs(self) -> bool:
@@ -197,10 +184,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    hosts = [facts.get("host") for facts in facts_by_run]
-    for run, facts, host in zip(runs, facts_by_run, hosts, strict=True):
-        neighbours = (other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host)
-        overlapping = any(map(run.overlaps, neighbours))
+    by_host: dict[str | None, list[Run]] = defaultdict(list)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        by_host[facts.get("host")].append(run)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        overlapping = "host" in facts and any(map(run.overlaps, by_host[facts["host"]]))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 

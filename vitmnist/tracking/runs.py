@@ -149,7 +149,7 @@ def read_run(folder: Path) -> Run:
 
 def _active_times(folder: Path) -> tuple[float, float]:
     """Return when a run began and last wrote, by its file times, in seconds since 1970; 0 without a folder."""
-    config = folder / CONFIG_FILE  # Each start writes it.
-    files = (path for path in (folder, *folder.glob("*")) if path.exists())
-    last_write = max((path.stat().st_mtime for path in files), default=0.0)
-    return config.stat().st_mtime if config.is_file() else last_write, last_write
+    # Each start writes the configuration.
+    files = (path for path in (folder / CONFIG_FILE, folder, *folder.glob("*")) if path.exists())
+    times = [path.stat().st_mtime for path in files] or [0.0]
+    return times[0], max(times)
