@@ -89,6 +89,8 @@ class TensorSet(SampleSource):
         for name, tensor in (("images", self.images), ("labels", self.labels)):
             if not isinstance(tensor, Tensor):
                 raise DataError(f"{name}: must be a tensor or a NumPy array, found {type(tensor).__name__}")
+            if not tensor.dim():
+                raise DataError(f"{name}: must have a first dimension of samples, found a single value")
         if len(self.images) != len(self.labels):
             raise DataError(f"{len(self.images)} images, but {len(self.labels)} labels")
 
