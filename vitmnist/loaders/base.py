@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
@@ -81,6 +81,6 @@ def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
             batches.close()
 
 
-LOADERS: GroupRegistry[Loader] = GroupRegistry("data/loader", __package__)
+LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register
