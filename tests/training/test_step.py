@@ -187,7 +187,10 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     step(batch_of(tiny, step, BATCH), lambda step: gradients.append(gradient_difference(step.model, plain.model)))
     assert 1e-6 < gradients[0] < 0.01  # In float32, the difference would be below the lower bound.
     assert train_in_fp16(step, tiny, [1e30, 1024.0, 1e30]) == [False, True, False]
-    assert step.completed_steps == 4
+    assert (step.completed_steps, step.pop_skipped_steps(), step.pop_skipped_steps()) == (4, 2, 0)
+    with step.preserved_state():
+        train_in_fp16(step, tiny, [1e30])
+    assert step.pop_skipped_steps() == 0
     restored = make_step(tiny, "adam", precision="fp16", decay=0.9, clip_norm=1e4)
     restored.load_state_dict(copy.deepcopy(step.state_dict()))
     for trained in (step, restored):
