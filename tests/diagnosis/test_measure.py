@@ -51,16 +51,14 @@ def no_step(batch: Any) -> None:
 
 
 class Counting(nn.Module):
-    """Keeps state in buffers that a `state_dict` lacks: one is changed in place, the other is replaced."""
+    """Keeps state in a buffer that a `state_dict` lacks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("steps", torch.zeros(1), persistent=False)
-        self.register_buffer("shape", torch.zeros(2), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
-        self.shape = torch.ones(3)
         return x
 
 
@@ -99,7 +97,6 @@ def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:
 
 def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), Counting())
-    steps = model[2].steps
     optimizer = torch.optim.Adam(model.parameters())
     generator = torch.Generator().manual_seed(3)
 
@@ -112,9 +109,8 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
         library_states = [np.random.get_state()[1].tolist(), random.getstate()]
         generators = [torch.get_rng_state(), generator.get_state(), *library_states]
         weights = [value.clone() for value in model.state_dict().values()]
-        buffers = [model[2].steps.clone(), model[2].shape]
         gradients = [parameter.grad for parameter in model.parameters()]
-        return [*generators, *weights, *buffers, optimizer.state_dict()["state"], gradients]
+        return [*generators, *weights, model[2].steps.clone(), optimizer.state_dict()["state"], gradients]
 
     model[1].eval()  # Only the dropout is in evaluation mode, like a frozen layer.
     before = state()
@@ -122,7 +118,6 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     for old, new in zip(before, state(), strict=True):
         assert torch.equal(old, new) if isinstance(old, Tensor) else old == new
     assert [module.training for module in model] == [True, False, True]
-    assert model[2].steps is steps
     note = "with model= and optimizer=, their states are restored"
     assert note not in capsys.readouterr().out
     brief([(torch.ones(4, 3), torch.ones(4))] * 20, step, model=model)
@@ -175,8 +170,8 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
     errors = {timing.name: timing.error for timing in diagnosis.timings}
     assert errors["as it is"] is None
     assert diagnosis.waiting_pct.median > 50
-    expected = "not tried: " if WORKERS_ARE_SPAWNED else "OSError: Caught OSError in DataLoader worker process"
-    assert errors["num_workers=2"].startswith(expected)
+    expected = "not tried: " if WORKERS_ARE_SPAWNED else "Caught OSError in DataLoader worker process"
+    assert expected in errors["num_workers=2"]
     assert errors["from_dataloader"].endswith("only_here raised OSError: the file is only here")
 
 

@@ -104,12 +104,6 @@ for epoch in range(4):
         if number == 5:
             break
 """,
-    "list": """
-for epoch in range(2):
-    with watch:
-        batches = list(DataLoader(Slow(samples=20), 1))
-    train(batches, 0.015)
-""",
     "single batches": """
 loader = DataLoader(Slow(), 1)
 for step in range(24):
@@ -191,9 +185,6 @@ def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> Non
     measured = iter(report["loaders"])
     for truth in truths:
         loops = [next(measured) for _ in range(LOADERS.get(truth["loop"], 1))]
-        if truth["loop"] == "list":
-            assert (loops[0]["waiting_pct"], loops[0]["unmeasured_reason"][:8]) == (None, "collects")
-            continue
         expected = pytest.approx(100 * truth["waited"] / truth["seconds"], abs=POINTS)
         assert 100 * sum(loop["waiting_s"] for loop in loops) / truth["seconds"] == expected, (truth, loops)
         if len(loops) == 1:

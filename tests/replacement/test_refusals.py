@@ -105,7 +105,7 @@ def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, 
 
 @pytest.mark.parametrize("batch", [[1, -2], [SIZE], [0.5], ["1"]])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any]) -> None:
-    with pytest.raises(DataError, match=r"the sampler gives .* indices 0 to 42"):
+    with pytest.raises(DataError, match=r"^samples have the indices 0 to 42, the sampler gives "):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
 
 
@@ -166,36 +166,20 @@ def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool
     assert len(list(replaced)) == len(original)
 
 
-def test_another_attribute_of_a_transform_that_keeps_state_is_still_compared() -> None:
-    loader = DataLoader(Transformed(Stateful()), 7, collate_fn=Stateful())
-    replaced = from_dataloader(loader, "ram")
-    assert len(list(replaced)) == len(loader)
-    for part in (*loader.dataset.transform.transforms, loader.collate_fn):
-        part.scale = 2
-        with pytest.raises(ConfigError, match=r"^Stateful has changed since the samples were decoded"):
-            list(replaced)
-        part.scale = 1
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda dataset, _: setattr(dataset, "transform", str), "str"),
-        (lambda dataset, _: dataset.transform.transforms.append(len), "len"),
+        (lambda dataset: setattr(dataset, "transform", str), "str"),
+        (lambda dataset: dataset.transform.transforms.append(len), "len"),
         # Some loops train on larger images from epoch to epoch.
-        (lambda dataset, _: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
-        (lambda _, collate: setattr(collate, "scale", 2), "Collate"),
+        (lambda dataset: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
     ],
 )
-def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any, Any], None], named: str) -> None:
+def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any], None], named: str) -> None:
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):
-        collate = Collate()
-        replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7, collate_fn=collate))
+        replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7))
         assert list(replacement)
-        change(replacement.dataset.dataset, collate)
-        if named == "Collate" and len(parts) > 1:  # It is applied to each batch.
-            assert list(replacement)
-            continue
+        change(replacement.dataset.dataset)
         with pytest.raises(ConfigError, match=rf"^{named} has changed since the samples were decoded; set it"):
             list(replacement)
 
@@ -206,13 +190,6 @@ def test_setting_an_attribute_of_decoded_data_warns() -> None:
         replacement.dataset.epoch = 3
     assert replacement.dataset.original.epoch == 3
     assert list(replacement)
-
-
-class Collate:
-    scale = 1
-
-    def __call__(self, samples: Any) -> Any:
-        return [part * self.scale for part in torch.utils.data.default_collate(samples)]
 
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])

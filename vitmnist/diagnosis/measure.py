@@ -162,16 +162,15 @@ def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> It
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
     # A state_dict lacks non-persistent buffers.
-    named_buffers = [(module, *named) for module in modules for named in module.named_buffers(recurse=False)]
-    buffers = [(module, name, buffer, buffer.detach().clone()) for module, name, buffer in named_buffers]
+    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
     try:
         yield
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-        for module, name, buffer, saved in buffers:
-            with torch.no_grad():
-                setattr(module, name, buffer.copy_(saved))
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
         for owner, state in zip(owners, states, strict=True):
             owner.load_state_dict(state)
             owner.zero_grad()

@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 
 LIBRARY_PREFIXES = (sysconfig.get_paths()["stdlib"], str(Path(__file__).parent.parent), "<frozen")
 """Path prefixes of Python's standard library and of this package."""
-COLLECTS = "collects its batches, and works on them later"
-"""The reason why a loop such as `list(loader)` has no share of waiting."""
-OTHER_THREAD = "is iterated in another thread than the main thread"
-"""The reason why a loop in a background thread has no share of waiting."""
-COLLECTING_S = 0.0002
-"""A loop that keeps its batches only collects them if its median step is shorter (s)."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +58,13 @@ class DataPass:
     Args:
         start, last_return: the start of `iter()`, and the end of the latest `next()`.
         next_start: start of the next pass over any loader; None if there is none.
-        iterator_ref, first_batch_ref: weak references to the iterator and to its first batch.
+        iterator_ref: a weak reference to the iterator.
     """
 
     start: float
     last_return: float
     next_start: float | None = None
     iterator_ref: Callable[[], object] = object
-    first_batch_ref: Callable[[], object] = object
     batches: int = 0
     is_exhausted: bool = False
 
@@ -88,7 +81,7 @@ class ObservedLoader:
     Args:
         rebuilt_loader: a plain `DataLoader` with the settings of the latest loader; None if it cannot be built.
         steps_s, steps_cpu_s: seconds of each step, from `next()` to the next call, and their total processor time.
-        unmeasured_reason: why the share of waiting is unknown.
+        in_other_thread: the script iterates it outside of the main thread, so how long that one waits is unknown.
     """
 
     info: LoaderInfo
@@ -99,7 +92,7 @@ class ObservedLoader:
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: float = 0.0
-    unmeasured_reason: str | None = None
+    in_other_thread: bool = False
 
     @property
     def step_s(self) -> float:
@@ -114,12 +107,6 @@ class ObservedLoader:
             with suppress(Exception):  # The script may never call `len()`, so ignore its errors.
                 return len(self.rebuilt_loader)
         return max((p.batches for p in self.passes if p.is_exhausted and p.batches), default=None)
-
-    def mark_if_collecting(self) -> None:
-        """Set `unmeasured_reason` if the script keeps the batches, and does no work between its requests for them."""
-        is_kept = any(p.batches > 1 and p.first_batch_ref() is not None for p in self.passes)
-        if is_kept and self.step_s < COLLECTING_S:
-            self.unmeasured_reason = self.unmeasured_reason or COLLECTS
 
     def reset(self, now: float) -> None:
         """Discard all measurements, and let open passes start now."""

@@ -15,7 +15,7 @@ from threading import current_thread, get_ident, main_thread
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any
 
-from vitmnist.diagnosis.observed_loader import OTHER_THREAD, DataPass, LoaderInfo, ObservedLoader
+from vitmnist.diagnosis.observed_loader import DataPass, LoaderInfo, ObservedLoader
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -62,8 +62,7 @@ class Observer:
             if self.end_time is None:
                 data_pass.last_return, data_pass.next_start = perf_counter(), None
                 observed_loader.waiting_s += data_pass.last_return - start
-                if current_thread() is not main_thread():
-                    observed_loader.unmeasured_reason = OTHER_THREAD
+                observed_loader.in_other_thread |= current_thread() is not main_thread()
 
     def check_limits(self) -> None:
         """End the warm-up or the observation after enough batches. With `stop`, the end raises `SystemExit`."""
@@ -81,8 +80,6 @@ class Observer:
     def end(self) -> None:
         """Stop observing."""
         self.end_time = self.end_time or perf_counter()
-        for observed_loader in self.loaders:
-            observed_loader.mark_if_collecting()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Audit hook that wraps `DataLoader` at the first import event after torch has defined it."""
@@ -185,20 +182,8 @@ class ObservedIterator:
                 batch = next(self._iterator)
         except StopIteration:
             data_pass.is_exhausted = True
-            loader.mark_if_collecting()
             raise
         loader.batches += 1
         data_pass.batches += 1
-        if self._step_start is None:
-            data_pass.first_batch_ref = _create_weak_reference(batch)
         self._step_start, self._step_cpu_start = perf_counter(), process_time()
         return batch
-
-
-def _create_weak_reference(batch: object) -> Callable[[], object]:
-    """Return a weak reference to the first element of a batch. An element without weak references counts as kept."""
-    while isinstance(batch, list | tuple | dict) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    with suppress(TypeError):
-        return weakref.ref(batch)
-    return object

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 
-from vitmnist.diagnosis.observed_loader import OTHER_THREAD, LoaderInfo, ObservedLoader, merge_passes
+from vitmnist.diagnosis.observed_loader import LoaderInfo, ObservedLoader, merge_passes
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -32,8 +32,8 @@ class ObservedLoaderReport:
 
     Args:
         seconds: duration of all passes, where overlapping passes count once.
+        waiting_pct: None if the loop runs in another thread than the main thread.
         step_s: duration of the median step.
-        unmeasured_reason: why the share of waiting is unknown.
         seconds_by_stage: time per sample of reading, of each transform, and of collating.
         timings: the loader in use and its alternatives, timed with an imitated step after the script.
         change: line of code for the best alternative; None if no alternative saves much.
@@ -46,7 +46,6 @@ class ObservedLoaderReport:
     waiting_s: float
     waiting_pct: float | None
     step_s: float
-    unmeasured_reason: str | None
     seconds_by_stage: dict[str, float] = field(default_factory=dict)
     timings: list[LoaderTiming] = field(default_factory=list)
     change: str | None = None
@@ -56,9 +55,8 @@ class ObservedLoaderReport:
         """Summarise what was measured until `end_time`."""
         seconds = sum(end - start for start, end in merge_passes([loader], end_time))
         passes = sum(p.batches > 0 for p in loader.passes)
-        pct = None if loader.unmeasured_reason else 100 * loader.waiting_s / seconds
-        times = seconds, loader.waiting_s, pct, loader.step_s
-        return cls(loader.info, passes, loader.batches, *times, loader.unmeasured_reason)
+        pct = None if loader.in_other_thread else 100 * loader.waiting_s / seconds
+        return cls(loader.info, passes, loader.batches, seconds, loader.waiting_s, pct, loader.step_s)
 
 
 @dataclass(frozen=True)
@@ -90,25 +88,24 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     """Summarise the observations of a script, and time other loaders for each loop that waits for data."""
     end_time = observer.end_time or inf
     loaders = [loader for loader in observer.loaders if loader.batches and observer.warm_up_done]
-    measured_loaders = [loader for loader in loaders if not loader.unmeasured_reason]
+    reports = [ObservedLoaderReport.from_observed(loader, end_time) for loader in loaders]
     steps = max((loader.batches for loader in loaders), default=0)
-    seconds = sum(end - start for start, end in merge_passes(measured_loaders, end_time))
-    waiting_s = sum(loader.waiting_s for loader in measured_loaders)
+    passes = merge_passes(loaders, end_time)
+    seconds = sum(end - start for start, end in passes)
+    waiting_s = sum(loader.waiting_s for loader in loaders)
     waiting_pct, bottleneck = None, None
-    if seconds and all(loader.unmeasured_reason != OTHER_THREAD for loader in loaders):
+    if loaders and not any(loader.in_other_thread for loader in loaders):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
-    reports = [ObservedLoaderReport.from_observed(loader, end_time) for loader in loaders]
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         # Import here, because most scripts do not need these modules.
         from vitmnist.diagnosis.candidates import find_best_change, try_loaders
 
-        longest_s = max(loader.waiting_s for loader in measured_loaders)
+        longest_s = max(loader.waiting_s for loader in loaders)
         for loader, report in zip(loaders, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
                 report.timings, report.seconds_by_stage = try_loaders(loader)
                 report.change = find_best_change(report.timings, inf if observer.is_stopped else report.passes)
-    passes = merge_passes(loaders, end_time)
     return Report(
         exit_code=exit_code,
         stopped=observer.is_stopped,
@@ -148,10 +145,8 @@ def _format_loader(index: int, loader: ObservedLoaderReport) -> list[str]:
     info = loader.info
     size = f"batch size {info.batch_size or 'unknown'}, num_workers={info.num_workers}"
     samples = "" if info.samples is None else f" {info.samples:,} samples,"
-    share, step = f"{loader.waiting_pct or 0.0:.0f}%", format_ms(loader.step_s)
-    waiting = f"waiting {share} of {format_seconds(loader.seconds)} s, a step {step}"
-    if loader.unmeasured_reason:
-        waiting = f"{loader.unmeasured_reason}; {format_seconds(loader.waiting_s)} s for them"
+    share = "in another thread" if loader.waiting_pct is None else f"{loader.waiting_pct:.0f}%"
+    waiting = f"waiting {share} of {format_seconds(loader.seconds)} s, a step {format_ms(loader.step_s)}"
     passes = "1 pass" if loader.passes == 1 else f"{loader.passes} passes"
     lines = [
         f"loader {index}: {info.dataset},{samples} {size} ({info.where})",

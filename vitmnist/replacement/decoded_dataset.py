@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_batch, fetch_sample, fetch_samples
-from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
+from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard, list_transforms
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
@@ -57,18 +57,12 @@ class RowTensors:
 
     def gather(self, indices: Sequence[int]) -> Any:
         """Gather a batch of samples. Raises `DataError` for an index out of range."""
-        size = len(self.tensors[0])
-        try:
+        first = ", ".join(map(str, list(indices)[:3]))
+        with as_data_error(f"samples have the indices 0 to {len(self.tensors[0]) - 1}, the sampler gives {first}, …"):
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            if rows.min() < 0 or rows.max() >= size:
-                raise IndexError
-        except (IndexError, TypeError) as error:
-            shown = ", ".join(map(str, list(indices)[:3]))
-            raise DataError(
-                f"the sampler gives {shown}, …; decoded samples have the indices 0 to {size - 1}"
-            ) from error
-        return unflatten_tree(gather_rows(self.tensors, rows), self.structure)
+            gathered = gather_rows(self.tensors, rows)
+        return unflatten_tree(gathered, self.structure)
 
 
 class DecodedDataset(WrappedDataset):
@@ -79,11 +73,11 @@ class DecodedDataset(WrappedDataset):
 
     Args:
         original: the dataset that decodes the samples.
-        guard: detects changes of its transforms.
+        deterministic: the transforms that have been applied to the samples.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard) -> None:
-        self._guard = guard
+    def __init__(self, original: MapStyleDataset, deterministic: Iterable[Transform]) -> None:
+        self._guard = TransformGuard(original, deterministic)
         self.original = original  # From here on, `__setattr__` sets attributes of the original.
 
     def __len__(self) -> int:
@@ -126,9 +120,9 @@ class RowDataset(DecodedDataset):
             loader in a `zip`.
     """
 
-    def __init__(self, original: MapStyleDataset, guard: TransformGuard, rows: RowTensors, draws_early: bool) -> None:
+    def __init__(self, original: MapStyleDataset, rows: RowTensors, draws_early: bool) -> None:
         self._rows, self._draws_early = rows, draws_early
-        super().__init__(original, guard)
+        super().__init__(original, list_transforms(original))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(self._rows.gather, indices)
@@ -142,10 +136,14 @@ class TransformedDataset(DecodedDataset):
     """
 
     def __init__(
-        self, original: MapStyleDataset, guard: TransformGuard, samples: EncodedSamples, transform: Transform
+        self,
+        original: MapStyleDataset,
+        deterministic: Iterable[Transform],
+        samples: EncodedSamples,
+        transform: Transform,
     ) -> None:
         self._samples, self._transform = samples, transform
-        super().__init__(original, guard)
+        super().__init__(original, deterministic)
 
     def __getitem__(self, index: int) -> object:
         return self._transform(self._samples[index])

@@ -36,7 +36,7 @@ from vitmnist.replacement.decoded_dataset import (
     decode_samples,
     materialize_or_collate,
 )
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, TransformGuard, list_transforms
+from vitmnist.replacement.split_transforms import SplitTransforms, Transform, list_transforms
 from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
@@ -197,14 +197,13 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
         NoRowPerSampleError: a batch cannot be gathered from rows.
     """
     dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, [*list_transforms(dataset), dataloader.collate_fn])
     rows = decode_rows(dataloader, example, options)
     keeps_workers = order_depends_on_workers(dataloader)
     draws_early = dataloader.num_workers > 0 and not keeps_workers
     replacement = rebuild(
         dataloader,
         DecodedDataLoader,
-        dataset=RowDataset(dataset, guard, rows, draws_early),
+        dataset=RowDataset(dataset, rows, draws_early),
         collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
         num_workers=dataloader.num_workers if keeps_workers else 0,
     )
@@ -212,7 +211,6 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
         raise error if options.fingerprint else NoRowPerSampleError(f"rows depend on the batch: {error}") from error
-    guard.accept_current_state()
     return replacement
 
 
@@ -245,18 +243,17 @@ def _build_per_sample(
 ) -> DataLoader[Any]:
     """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
-    guard = TransformGuard(dataset, deterministic)
     samples = decode_samples(dataloader, decode, examples, options)
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=TransformedDataset(dataset, guard, samples, transform))
+    decoded = TransformedDataset(dataset, deterministic, samples, transform)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
-    guard.accept_current_state()
     return replacement
 
 
 def _apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms) -> DataLoader[Any]:
     """Build a replacement that applies random transforms to tensors, from one that applies them to PIL images."""
     dataset: Any = exact.dataset
-    on_tensors = TensorTransformDataset(dataset, split.random_transforms)
+    on_tensors = TensorTransformDataset(dataset, split)
     try:
         check_rounding(split, dataset._samples, on_tensors._samples)
     except DataError as error:

@@ -1,12 +1,10 @@
 """Splits the transforms of a dataset at the first random transform, and detects changes of transforms."""
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -230,52 +228,30 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
 
 class TransformGuard:
-    """Detects changes of transforms after the samples have been decoded.
-
-    Two kinds of change are detected: a transform is replaced, or an attribute of a deterministic transform is set.
-    Attributes are compared by a hash of their pickle. An attribute that cannot be pickled is not compared.
+    """Detects that a transform was replaced, or that the `repr` of a deterministic transform has changed.
 
     Args:
-        deterministic: the transforms that are applied only once, and the collate function if batches are kept.
+        deterministic: the transforms that are applied only once.
     """
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
         self._dataset, self._transforms = dataset, list_transforms(dataset)
-        self._deterministic = list(deterministic)
-        self._digests = self._attribute_digests()
-        self._ignored: set[tuple[int, str]] = set()
+        self._deterministic = [(transform, repr(transform)) for transform in deterministic]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The digests of a copy would differ, because the pickle of a tensor contains its address.
-        return vars(self) | {"_deterministic": [], "_digests": {}}
-
-    def accept_current_state(self) -> None:
-        """Stop comparing the attributes that have changed so far, such as a counter or a lazily filled cache."""
-        self._ignored = self._changed_attributes()
+        # The `repr` of a copy can differ, because by default it contains the address.
+        return vars(self) | {"_deterministic": []}
 
     def check(self) -> None:
         """Raise `ConfigError` if a transform has changed."""
         pairs = zip_longest(list_transforms(self._dataset), self._transforms)
-        changed: list[object] = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [self._deterministic[index] for index, _ in sorted(self._changed_attributes())]
+        changed = [before if now is None else now for now, before in pairs if now is not before]
+        changed += [transform for transform, text in self._deterministic if repr(transform) != text]
         if changed:
             raise ConfigError(
                 f"{get_transform_name(changed[0])} has changed since the samples were decoded; set it before "
                 "from_dataloader, or use the DataLoader as it is"
             )
-
-    def _changed_attributes(self) -> set[tuple[int, str]]:
-        """Return the keys of the digests that have changed."""
-        return {key for key, _ in self._digests.items() ^ self._attribute_digests().items()} - self._ignored
-
-    def _attribute_digests(self) -> dict[tuple[int, str], bytes]:
-        """Return the digest of each attribute, by the index of the transform and the name of the attribute."""
-        digests: dict[tuple[int, str], bytes] = {}
-        for index, transform in enumerate(self._deterministic):
-            for name, value in getattr(transform, "__dict__", {}).items():
-                with suppress(Exception):  # Any method of an object can fail.
-                    digests[index, name] = blake2b(pickle.dumps(value)).digest()
-        return digests
 
 
 def get_transform_name(transform: object) -> str:

@@ -10,7 +10,7 @@ Only the thread of the training loop draws random numbers, in this order:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -63,12 +63,12 @@ class TensorTransformDataset(DecodedDataset):
 
     Args:
         exact: the same samples with PIL images.
-        random: the random transforms of each attribute of the original.
+        split: has the random transforms of each attribute of the original.
     """
 
-    def __init__(self, exact: TransformedDataset, random: Sequence[Sequence[Transform]]) -> None:
-        self._samples, self._random = replace(exact._samples, as_tensors=True), random
-        super().__init__(exact.original, exact._guard)
+    def __init__(self, exact: TransformedDataset, split: SplitTransforms) -> None:
+        self._samples, self._random = replace(exact._samples, as_tensors=True), split.random_transforms
+        super().__init__(exact.original, chain.from_iterable(split.deterministic_transforms))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         samples = draw_samples(self._samples, self._random, indices)
@@ -130,14 +130,13 @@ def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
     image, pipeline = drawn.image, drawn.pipeline
     for transform in drawn.transforms:
         image = transform(image)
-    if image.shape != row.shape:
-        raise DataError(f"images of a batch have different shapes, {list(image.shape)} and {list(row.shape)}")
+    if image.shape != row.shape or not torch.can_cast(image.dtype, row.dtype):
+        kinds = " and ".join(f"{list(tensor.shape)} of {tensor.dtype}" for tensor in (image, row))
+        raise DataError(f"images of a batch have different shapes or dtypes, {kinds}")
     if pipeline.to_float and not image.is_floating_point():
         pipeline.to_float(image, out=row)
-    elif torch.can_cast(image.dtype, row.dtype):
-        row.copy_(image)
     else:
-        raise DataError(f"images of a batch have different dtypes, {image.dtype} and {row.dtype}")
+        row.copy_(image)
     if pipeline.mean_and_std:
         mean, std = pipeline.mean_and_std
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
