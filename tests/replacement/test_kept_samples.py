@@ -298,14 +298,6 @@ def test_what_a_file_cannot_keep_is_named() -> None:
         encode_samples([image], for_file=True)
 
 
-def test_a_file_can_call_no_other_function(tmp_path: Path) -> None:
-    """Anyone can have written the file."""
-    chunk = encode_samples([Path("file")])
-    kept = keep_samples_in_file(lambda: [chunk], 1, tmp_path, None)
-    with pytest.raises(DataError, match=r"a sample in a cache file refers to pathlib\..*Path; remove the cache"):
-        kept.load(0)
-
-
 def address(samples: list[Any]) -> int:
     """A collate function that returns the address of the samples in the worker."""
     return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
