@@ -157,12 +157,10 @@ def noisy(size: tuple[int, int], mode: str = "RGB") -> Image.Image:
     ("mode", "options"),
     [
         *(("RGB", {"subsampling": sampling, "quality": quality}) for sampling in (0, 1, 2) for quality in (20, 75, 95)),
-        ("RGB", {"progressive": True}),
         ("RGB", {"progressive": True, "subsampling": 1, "optimize": True}),
         ("RGB", {"restart_marker_blocks": 3}),
         ("RGB", {"keep_rgb": True}),
         ("L", {}),
-        ("L", {"progressive": True}),
         ("CMYK", {}),
     ],
 )

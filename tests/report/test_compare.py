@@ -1,7 +1,6 @@
 """Only runs that may be compared are; repeats are one row, and a run that is not timed says why."""
 
 import csv
-import io
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ import pytest
 import yaml
 
 from tests.conftest import REPOSITORY
-from tests.support.records import DATASET, compared, epoch, run, the_only
-from vitmnist.report.summary import summarize_comparison
-from vitmnist.report.write import build_table, format_csv, format_markdown, format_text
+from tests.support.records import DATASET, compared, epoch, run, table_of, the_only
+from vitmnist.report.plots import draw_panels
+from vitmnist.report.summary import NO_TIME, summarize_comparison
+from vitmnist.report.write import build_table, write_report
 from vitmnist.timing.table import format_seconds
-from vitmnist.tracking.runs import read_run
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -22,6 +21,12 @@ def job(folder: Path, began: float, ended: float, host: str | None = "here", **r
     ends = [epoch(0.0001, ended_at=began), epoch(ended - began, ended_at=ended)]
     values = {"config": {"seed": int(folder.name)}, "epochs": ends, **result}
     run(folder, environment={"host": host}, began_at=began, ended_at=ended, **values)
+
+
+def csv_rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of the report on a folder."""
+    write_report([folder], folder)
+    return [*csv.DictReader((folder / "report.csv").read_text().splitlines())]
 
 
 def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: Path) -> None:
@@ -32,8 +37,20 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: 
     job(tmp_path / "3", 1000.0, 1020.0, "there")
     job(tmp_path / "4", 1000.0, 1020.0, None)
     here, there, unknown = compared(tmp_path)
-    assert build_table(here)[0]["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
+    (row,) = build_table(here, tmp_path)
+    assert row["status"] == "1 completed, overlapping; 1 failed: reason; 1 completed"
     assert [len(row.rounds) for row in (*here.rows, *there.rows, *unknown.rows)] == [1, 1, 1]
+
+
+def test_parallel_jobs_are_ranked_by_accuracy_but_not_by_time(tmp_path: Path) -> None:
+    for index, accuracy in enumerate((80.0, 90.0)):
+        epochs = [epoch(1.0, eval_acc=accuracy)] * 2
+        run(tmp_path / str(index), config={"model.depth": index}, epochs=epochs, began_at=1000.0, ended_at=1020.0)
+    comparison = the_only(tmp_path)
+    best, *times = summarize_comparison(comparison)
+    assert best.startswith("Highest accuracy: model.depth=1, 90.00%.")
+    assert times == [NO_TIME]
+    assert [*draw_panels(comparison)] == ["Accuracy, %", "Seconds per epoch", "Evaluation loss by epoch"]
 
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
@@ -63,7 +80,7 @@ def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0"}, "device": "cuda:0"}
     run(tmp_path / "3", config={"device": "cuda"}, **varied)
     assert the_only(tmp_path).columns[-3:] == ["torch", "resolved device", "processes"]
-    rows = build_table(the_only(tmp_path))
+    rows = table_of(tmp_path)
     assert {(row["processes"], row["torch"]) for row in rows} == {("–", "2.15.0"), ("2", "2.14.0")}
 
 
@@ -73,14 +90,14 @@ def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_a
     for index, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
         run(tmp_path / "trainers" / str(index), config={"trainer": trainer})
     columns = ("trainer", "trainer.micro_batch", "trainer.fused")
-    labels = [tuple(row[column] for column in columns) for row in build_table(the_only(tmp_path / "trainers"))]
+    labels = [tuple(row[column] for column in columns) for row in table_of(tmp_path / "trainers")]
     assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
     for index, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
         run(tmp_path / "loaders" / str(index), config={"data.loader": loader})
     for index, auto in enumerate(({"name": "ram"}, None), 2):
         run(tmp_path / "loaders" / str(index), "auto", auto=auto)
-    labels = [row["data/loader"] for row in build_table(the_only(tmp_path / "loaders"))]
+    labels = [row["data/loader"] for row in table_of(tmp_path / "loaders")]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 
 
@@ -89,7 +106,7 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     resumed = [epoch(time, first_of_start=time > 8) for time in (9.0, 30.0, 40.0, 9.0, 2.0, 4.0)]
     run(tmp_path / "0-a", epochs=resumed)
     run(tmp_path / "1-b", "disk", epochs=[epoch(11.0), epoch(13.0, first_of_start=True)])
-    ram, disk = build_table(the_only(tmp_path))
+    ram, disk = table_of(tmp_path)
     assert (
         ram.items() >= {"epoch, s": "3.00", "training, s": "2.40", "waiting, s": "0.600", "waiting, %": "25.0"}.items()
     )
@@ -98,33 +115,15 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys(), "columns that are empty in all rows"
 
 
-def test_a_run_whose_epochs_were_not_timed_is_not_compared(tmp_path: Path) -> None:
-    for repeat in (1, 2):
-        run(tmp_path / f"{repeat}-ram", config={"repeat": repeat})
-        epochs = [epoch(2.0, epoch_s=None if repeat == 2 else 4.0)] * 2
-        run(tmp_path / f"{repeat}-disk", "disk", config={"repeat": repeat}, epochs=epochs)
-    comparison = the_only(tmp_path)
-    ram, disk = comparison.timed_rows
-    ratio = comparison.ratio(disk, ram)
-    assert ratio is not None
-    assert (len(ram.rounds), len(disk.rounds), ratio.num_pairs) == (2, 1, 1)
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_metric_without_a_value_in_the_selected_epoch_has_none(split: str, tmp_path: Path) -> None:
-    epochs = [epoch(1.0, eval_macro_f1=40.0, eval_acc=40.0), epoch(1.0, eval_macro_f1=None, eval_acc=50.0)]
-    record = read_run(run(tmp_path, epochs=epochs, eval_split=split))
-    assert (record.value_of("eval_acc"), record.value_of("eval_macro_f1")) == (50.0, None)
-
-
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:
     """Each run counts with its best epoch by the monitored metric."""
     for index, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
         epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
         config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
         run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
-    cells = build_table(the_only(tmp_path))
-    assert list(cells[0])[:5] == ["model.depth", "macro F1, %", "over seeds", "test accuracy, %", "epoch, s"]
+    cells = table_of(tmp_path)
+    quality = ["macro F1, %", "over seeds", "test accuracy, %", "accuracy, %"]
+    assert list(cells[0])[:6] == ["model.depth", *quality, "epoch, s"]
     assert [(row["model.depth"], row["macro F1, %"], row["accuracy, %"]) for row in cells] == [
         ("6", "85.00", "86.00"),
         ("3", "70.00", "71.00"),
@@ -134,14 +133,16 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         ("85.00 ± 7.07, n=2", "83.00"),
         ("–", "68.00"),
     ]
-    csv_rows = csv.DictReader(io.StringIO(format_csv(compared(tmp_path))))
-    assert [row["test_acc"] for row in csv_rows] == ["68.0", "83.0", "58.0"]
+    assert [row["best run"] for row in cells] == ["2", "0", "3"]
+    assert [(row["test_acc"], row["best_run"]) for row in csv_rows(tmp_path)] == [
+        *(("68.0", "0"), ("83.0", "2"), ("58.0", "3"))
+    ]
 
 
 def test_without_the_package_of_the_monitored_metric_no_epoch_is_taken_for_the_best(tmp_path: Path) -> None:
     epochs = [epoch(2.0, eval_mine=value, eval_acc=100 - value) for value in (10.0, 30.0, 20.0)]
     run(tmp_path / "0", config={"monitor": "eval_mine"}, epochs=epochs, eval_split="validation")
-    (row,) = build_table(the_only(tmp_path))
+    (row,) = table_of(tmp_path)
     assert "accuracy, %" not in row
     assert row["status"] == "completed, monitor=eval_mine is not registered"
 
@@ -168,13 +169,13 @@ def unfinished(folder: Path, left: str) -> None:
 def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, status: str, tmp_path: Path) -> None:
     run(tmp_path / "0")
     make(tmp_path / "1")
-    comparisons = compared(tmp_path)
-    cells = [row for comparison in comparisons for row in build_table(comparison)]
+    text = write_report([tmp_path], tmp_path)
+    cells = [row for comparison in compared(tmp_path) for row in build_table(comparison, tmp_path)]
     assert [row["data/loader"] for row in cells] == ["ram", "disk"]
     assert cells[0]["status"] == "completed"
     assert cells[1]["status"].startswith(status)
-    assert status in format_text(comparisons)
-    assert "<b>" not in format_markdown(comparisons)
+    assert status in text
+    assert "<b>" not in (tmp_path / "report.md").read_text()
 
 
 def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
@@ -196,12 +197,12 @@ OTHER_DATA = {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}
 def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path / "0", "ram", times=(9.0, 1.0))
     run(tmp_path / "1", "disk", times=(9.0, 5.0), **other)
-    comparisons = compared(tmp_path)
-    headlines = [summarize_comparison(comparison)[0] for comparison in comparisons]
-    assert headlines == ["Time: 1.00 s per epoch (single run).", "Time: 5.00 s per epoch (single run)."]
-    for text in (format_markdown(comparisons), format_text(comparisons)):
-        assert all(f"## {index}. Some CPU" in text for index in (1, 2))
-    assert len({row["comparison"] for row in csv.DictReader(io.StringIO(format_csv(comparisons)))}) == 2
+    for text in (write_report([tmp_path], tmp_path), (tmp_path / "report.md").read_text()):
+        assert text.count("## Some CPU") == 2
+        assert all(f"Time: {time} s per epoch (single run)." in text for time in ("1.00", "5.00"))
+    assert {row["comparison"] for row in csv_rows(tmp_path)} == {"1", "2"}
+    page = (tmp_path / "report.html").read_text()
+    assert page.index('alt="Seconds per epoch"') < page.index("<table>") < page.rindex('alt="Seconds per epoch"')
 
 
 def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> None:
@@ -219,13 +220,13 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
         "Highest accuracy: model.depth=6, 88.50% (mean 88.50% ± 0.71 over 2 seeds). 2 seeds do not show the noise; set "
         "seed=1,2,3 or more."
     )
-    assert [row["over seeds"] for row in build_table(folds)] == ["88.50 ± 0.71, n=2", "83.50 ± 0.71, n=2"]
+    assert [row["over seeds"] for row in build_table(folds, tmp_path)] == ["88.50 ± 0.71, n=2", "83.50 ± 0.71, n=2"]
 
 
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})
-    assert [row["lr"] for row in build_table(the_only(tmp_path))] == ["0.00145", "0.003"]
-    assert "0.0014462662489" in format_csv(compared(tmp_path))
+    assert [row["lr"] for row in table_of(tmp_path)] == ["0.00145", "0.003"]
+    assert [row["lr"] for row in csv_rows(tmp_path)] == ["0.0014462662489", "0.003"]
     times = {0.0: "0.00", 0.0123: "0.0123", 1.234: "1.23", 12.34: "12.3", 99.97: "100", 1234.5: "1,234"}
     assert [format_seconds(time) for time in times] == list(times.values())

@@ -66,13 +66,11 @@ def test_the_interval_of_two_configurations_is_that_of_a_paired_t_test() -> None
 
 
 def test_pairs_are_compared_over_the_rounds_that_both_have() -> None:
-    often, once, apart = dict.fromkeys("abc", 2.0), {"h": 3.0}, {"z": 1.0}
+    often, twice, apart = dict.fromkeys("abc", 2.0), {"g": 3.0, "h": 3.0}, dict.fromkeys("xyz", 1.0)
     assert compare_all({}) == {}
-    ratios = compare_all(dict(enumerate([dict.fromkeys("abcdefgh", 1.0), often, once, apart])))
-    assert {pair for pair in ratios if pair[0] < pair[1]} == {(0, 1), (0, 2)}
+    ratios = compare_all(dict(enumerate([dict.fromkeys("abcdefgh", 1.0), often, twice, apart])))
+    assert {pair for pair in ratios if pair[0] < pair[1]} == {(0, 1)}, "two rounds are too few"
     assert (str(ratios[0, 1]), str(ratios[1, 0])) == ("0.50 (0.50–0.50)", "2.00 (2.00–2.00)")
-    assert str(ratios[2, 0]) == "3.00 (single round)"
-    assert str(compare_all({0: {"a": 0.388, "b": 0.391}, 1: {"a": 0.205, "b": 0.207}})[0, 1]) == "1.89 (2 rounds)"
 
 
 def test_a_difference_below_one_percent_is_none() -> None:

@@ -3,16 +3,18 @@
 import csv
 import re
 from base64 import b64encode
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
-from playwright.sync_api import expect
 
 from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
-from tests.support.records import run, timed_run, write
+from tests.support.records import run, the_only, timed_run, write
 from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.report.plots import draw_panels
 from vitmnist.report.write import write_report
 
 
@@ -22,7 +24,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
         run(tmp_path / "sweep" / f"{index}", loader, size, (9.0, 2.0 + index))
     write_report([tmp_path / "sweep"], tmp_path / "report")
     files = {file.name: file for file in (tmp_path / "report").iterdir()}
-    assert {"report.md", "report.csv", "report.png", "report.html"} <= files.keys()
+    assert files.keys() == {"report.md", "report.csv", "report.png", "report.html"}
     with files["report.csv"].open() as file:
         table = list(csv.DictReader(file))
     measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in table]
@@ -31,17 +33,39 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
-    for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train, 10,000 test", "2.00"):
-        assert shown in text
-        assert shown in page
-    assert page.count("<table>") == 2
-    assert Image.open(files["report.png"]).format == "PNG"
-    assert b64encode(files["report.png"].read_bytes()).decode() in page[: page.index("<table>")]
+    assert all(shown in text and shown in page for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train", "2.00"))
+    panels = draw_panels(the_only(tmp_path / "sweep"))
+    images = [f'alt="{title}" src="data:image/png;base64,{b64encode(png).decode()}"' for title, png in panels.items()]
+    assert all(image in page for image in images)
+    with Image.open(files["report.png"]) as joined:
+        assert joined.width == len(panels) * 688
 
 
-def test_a_report_without_times_has_no_chart(tmp_path: Path) -> None:
+def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_versions(tmp_path: Path) -> None:
+    ended = datetime(2026, 3, 4, 5, 6).timestamp()
+    for index in range(2):
+        folder = tmp_path / f"{index}-a b"
+        run(folder, config={"model.depth": index}, began_at=ended - 9.0 + 5 * index, ended_at=ended - 5.0 * (1 - index))
+    command = {"task": ["model=vit", "model.depth=0,1"], "hydra": []}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
+    text = write_report([tmp_path], tmp_path)
+    assert "Accuracy: 90.00% in each configuration. Best run: 0-a b\n" in text
+    page = (tmp_path / "report.html").read_text()
+    parts = [
+        *(f"<title>Report on {tmp_path.as_posix()}</title>", f"<h1>Report on {tmp_path.as_posix()}</h1>"),
+        *("<code>python train.py -m model=vit model.depth=0,1</code>", "2026-03-04 05:06", "Some CPU, here, mnist"),
+        'Best run: <a href="0-a%20b">0-a b</a>',
+        *('alt="Seconds per epoch"', "<table>", '<td style="text-align: left;"><a href="1-a%20b">1-a b</a></td>'),
+        *("<details>\n<summary>Machine, software and data</summary>", "2.15.0", "<summary>How to read this report"),
+    ]
+    places = [page.find(part) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+
+
+def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:
     run(tmp_path / "0", epochs=[])
-    write_report([tmp_path], tmp_path)
+    assert "Best run" not in write_report([tmp_path], tmp_path)
     assert not (tmp_path / "report.png").exists()
     assert "report.png" not in (tmp_path / "report.html").read_text() + (tmp_path / "report.md").read_text()
 
@@ -54,6 +78,8 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     assert "Lowest time: ram, 3.00 s per epoch (single run)" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
+    assert "<code>vitmnist report one two</code>" in page.read_text()
+    assert 'href="../../../../two/0"' in page.read_text()
     assert not re.search(r"\| +torch$", ended.stderr, re.MULTILINE)
 
 
@@ -67,20 +93,20 @@ ODD = timed_run(
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_nothing_overflows_the_page_and_nothing_is_requested(tmp_path: Path) -> None:
+def test_nothing_overflows_the_page_panels_stand_side_by_side_if_wide_and_nothing_is_requested(tmp_path: Path) -> None:
     failed = timed_run("disk", 1.0, status="failed", error=f"{HOSTILE} {LONG}")
     write_report([write(tmp_path, [ODD, {**ODD, "loader": HOSTILE}, failed])], tmp_path)
     requested: list[str] = []
     with chromium() as page:
         page.on("request", lambda request: requested.append(request.url))
-        for width in (1280, 390):
+        for width, columns in ((1280, 2), (900, 2), (390, 1)):
             page.set_viewport_size({"width": width, "height": 844})
             page.goto((tmp_path / "report.html").as_uri())
             overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             assert page.evaluate(overflow) == 0, width
-            expect(page.get_by_role("img", name="Seconds per epoch")).to_be_visible()
+            assert len({panel.bounding_box()["x"] for panel in page.locator(".panels img").all()}) == columns
             # A table fits its box, whatever it contains.
-            for box in page.locator(".scroll").all():
+            for box in page.locator(".scroll:visible").all():
                 assert box.bounding_box()["width"] <= width
-        assert set(requested) == {(tmp_path / "report.html").as_uri()}
+        assert {url for url in requested if not url.startswith("data:")} == {(tmp_path / "report.html").as_uri()}
         assert page.evaluate("window.hacked") is None

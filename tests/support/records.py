@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from vitmnist.report.comparison import Comparison, compare
+from vitmnist.report.write import build_table
 from vitmnist.tracking.runs import find_runs, read_run
 
 Records = list[dict[str, Any]]
@@ -116,3 +117,7 @@ def compared(*folders: Path) -> list[Comparison]:
 def the_only(folder: Path) -> Comparison:
     (comparison,) = compared(folder)
     return comparison
+
+
+def table_of(folder: Path) -> list[dict[str, str]]:
+    return build_table(the_only(folder), folder)

@@ -138,14 +138,14 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
 @pytest.mark.parametrize("is_padded", [False, True], ids=["as they are", "padded"])
-@pytest.mark.parametrize("micro_batch", [None, 4, 3, 1, 100])
+@pytest.mark.parametrize("micro_batch", [100, 3, 1])
 def test_microbatches_give_the_same_gradient(
-    tiny: Dataset, is_padded: bool, micro_batch: int | None, augment: Compose
+    tiny: Dataset, is_padded: bool, micro_batch: int, augment: Compose
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     # A step that is to be compiled pads its batches, and `prepare`, which would compile it, is not called.
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1, compile=is_padded)
-    assert step.microbatch_size <= (micro_batch or BATCH)
+    assert step.microbatch_size <= micro_batch
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -226,8 +226,8 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
 @pytest.mark.parametrize(
     ("backend", "augment"),
     # The backend `eager` only traces. Generating code would take most of a minute.
-    [("eager", SHIFT), ("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
-    ids=["eager, shift", "eager, cutmix", "inductor, mixup"],
+    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    ids=["eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothing(
@@ -267,8 +267,11 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
         check_gradient(step, tiny, size, 1e-5)
 
 
-@pytest.mark.parametrize("micro_batch", [None, 4, 3])
-@pytest.mark.parametrize("augment", [SHIFT, MIXUP], ids=["shift", "mixup"])
+@pytest.mark.parametrize(
+    ("micro_batch", "augment"),
+    [(None, MIXUP), (4, SHIFT), (3, MIXUP)],
+    ids=["whole, mixup", "even, shift", "uneven, mixup"],
+)
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_batch_normalisation_sees_no_padding(
     tiny: Dataset, micro_batch: int | None, augment: Compose, monkeypatch: pytest.MonkeyPatch

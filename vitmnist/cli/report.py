@@ -16,10 +16,10 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
     parser.add_argument("--output", type=Path, help="folder of the report (DIR, or outputs/reports/TIME for several)")
     options = parser.parse_args()
-    from vitmnist.report.write import format_text, write_report  # Import late: matplotlib takes a second.
+    from vitmnist.report.write import write_report  # Import late: matplotlib takes a second.
 
     is_single = len(options.folders) == 1
     default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or default
-    text = format_text(write_report(options.folders, output))
+    text = write_report(options.folders, output)
     print(f"{text}\n\nReport: {output / 'report.html'}")

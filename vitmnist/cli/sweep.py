@@ -196,10 +196,10 @@ class Job:
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep and log its text; log an error instead of raising it."""
     # Importing matplotlib takes a second.
-    from vitmnist.report.write import format_text, write_report
+    from vitmnist.report.write import write_report
 
     try:
-        text = format_text(write_report([folder], folder))
+        text = write_report([folder], folder)
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
         # A missing report must not hide the results of the jobs. `vitmnist report` can write it later.

@@ -37,7 +37,6 @@ def read_label_table(
     Raises:
         DataError: the table cannot be read, or a line cannot be used.
     """
-    lines: dict[str, int] = {}
     splits: dict[str, ClassOfImage] = {split: {} for split in SPLITS}
     folds: dict[str, int] = {}
     try:
@@ -48,11 +47,10 @@ def read_label_table(
             for row in rows:
                 try:
                     name, label, split, fold = _parse_row(row, columns, suffix, folder)
-                    if name in lines:
-                        raise ValueError(f"{name} is in line {lines[name]} already")
+                    if any(name in images for images in splits.values()):
+                        raise ValueError(f"{name} is in an earlier line too")
                 except ValueError as error:
                     raise DataError(f"{table}:{rows.line_num}: {error}") from error
-                lines[name] = rows.line_num
                 splits[split][name] = label
                 if fold:
                     folds[name] = int(fold)

@@ -14,7 +14,6 @@ from torch import Tensor
 from vitmnist.data.sources import hash_tensor
 from vitmnist.errors import ConfigError, suggest_names
 
-
 CPU = torch.device("cpu")
 
 

@@ -121,7 +121,8 @@ class TensorSet(SampleSource):
         self.check_on_host()
         if self.is_mapped or not len(self):
             return self
-        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=_identify_tensor(self.images)))
+        fingerprint = f"{self.images.dtype} {list(self.images.shape)} {hash_tensor(self.images.detach())}"
+        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=fingerprint))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
 
     def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
@@ -145,10 +146,6 @@ def hash_tensor(tensor: Tensor) -> str:
     for part in tensor.split(CHUNK_SIZE):  # A part with channels last is copied.
         checksum.update(part.contiguous().view(torch.uint8).numpy().data)
     return checksum.hexdigest()
-
-
-def _identify_tensor(tensor: Tensor) -> str:
-    return f"{tensor.dtype} {list(tensor.shape)} {hash_tensor(tensor.detach())}"
 
 
 class DatasetSource(SampleSource):

@@ -6,7 +6,7 @@ that slows a whole round cancels in the ratio.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -21,10 +21,8 @@ from vitmnist.tracking.runs import Run
 
 EMPTY_CELL = "–"
 """The text of a cell without a value."""
-LOADER = "data/loader"
-"""The title of the column for the loader."""
-LOADER_OPTION = "data.loader."
-"""The prefix of the titles of columns for options of the loader."""
+LOADER_KEYS = LOADER, LOADER_OPTION = "data/loader", "data.loader."
+"""The title of the column for the loader, and the prefix of the titles of columns for its options."""
 DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
@@ -46,16 +44,13 @@ class ReportRow:
     @property
     def label_without_loader(self) -> str:
         """The values as overrides, without the loader and its options."""
-        shared = [key for key in self.values if key != LOADER and not key.startswith(LOADER_OPTION)]
-        return _as_overrides({key: self.values[key] for key in shared})
+        return _as_overrides({key: value for key, value in self.values.items() if not key.startswith(LOADER_KEYS)})
 
     @property
     def loader(self) -> str:
-        """The loader, with the options that vary: `disk (num_workers=2)`."""
-        name = str(self.values.get(LOADER, ""))
-        options = [f"{key}={value}" for key, value in self.values.items() if key.startswith(LOADER_OPTION)]
-        text = ", ".join(option.removeprefix(LOADER_OPTION) for option in options)
-        return f"{name} ({text})" if name and text else name or text
+        """The loader, with the options that vary: `disk num_workers=2`."""
+        values = {key: value for key, value in self.values.items() if key.startswith(LOADER_KEYS)}
+        return _as_overrides(values).removeprefix(f"{LOADER}=").replace(LOADER_OPTION, "")
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
@@ -75,10 +70,11 @@ class ReportRow:
         timed_runs = [run for runs in self.rounds.values() for run in runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            quality = self.quality(name) if metric.summary == "selected" else None
-            spreads[name] = quality or _spread(_measured(timed_runs or self.runs, metric))
-        spreads[TEST_ACC] = self.quality(TEST_ACC)
-        return spreads
+            quality = self.quality_by_seed(name).values() if metric.summary == "selected" else ()
+            values = quality or _measured(timed_runs or self.runs, metric)
+            spreads[name] = Spread.of(values) if values else None
+        tests = self.quality_by_seed(TEST_ACC).values()
+        return spreads | {TEST_ACC: Spread.of(tests) if tests else None}
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -90,28 +86,15 @@ class ReportRow:
         completed = [run for run in reversed(self.runs) if run.result.status == "completed"]
         return {run.seeds: value for run in completed if (value := run.value_of(name)) is not None}
 
-    def quality(self, name: str) -> Spread | None:
-        return _spread(self.quality_by_seed(name).values())
-
     @property
     def status(self) -> str:
         """The status of the runs; if they differ, each status with its number of runs."""
         counts = Counter(run.status_text for run in self.runs)
-        if len(counts) == 1:
-            return next(iter(counts))
-        return "; ".join(f"{count} {text}" for text, count in counts.items())
+        return "; ".join(f"{count} {text}" if len(counts) > 1 else text for text, count in counts.items())
 
 
 def _as_overrides(values: Mapping[str, object]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
-
-
-def group_across_loaders(rows: Iterable[ReportRow]) -> dict[str, list[ReportRow]]:
-    """Group rows that differ only in the loader and its options, by the label of their other values."""
-    groups: dict[str, list[ReportRow]] = defaultdict(list)
-    for row in rows:
-        groups[row.label_without_loader].append(row)
-    return dict(groups)
 
 
 @dataclass(frozen=True)
@@ -130,21 +113,22 @@ class Comparison:
     @cached_property
     def timed_rows(self) -> list[ReportRow]:
         """The rows with times to compare, lowest median first."""
-        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
-        return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
+        return [row for row in self._rows_by_time() if row.rounds]
+
+    def _rows_by_time(self) -> list[ReportRow]:
+        return sorted(self.rows, key=lambda row: row.epoch_s.median if row.epoch_s else math.inf)
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[ReportRow]:
-        times: dict[ReportRow, dict[str, float]] = {}
-        for row in self.timed_rows:
-            # Runs of several seeds in a round share the state of the machine, so they count as one.
-            times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
+        # Runs of several seeds in a round share the state of the machine, so they count as one.
+        rounds = {row: row.rounds.items() for row in self.timed_rows}
+        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
     def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
         """The epoch time of a row divided by the epoch time of another row, by default the fastest.
 
-        None if the rows are the same, if either is not timed, or if they have no round in common.
+        None if the rows are the same, or have fewer than three rounds in common.
         """
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
@@ -156,19 +140,22 @@ class Comparison:
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each group of `group_across_loaders`, the best median first.
+        """The monitored metric by seed for each `label_without_loader`, the best median first.
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
-        groups: dict[str, dict[str, float]] = {}
-        for shared, rows in group_across_loaders(self.rows).items():
-            values: dict[str, float] = {}
-            for row in reversed(rows):
-                values |= row.quality_by_seed(self.metric.name)
-            if values:
-                groups[shared] = values
-        best_first = sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values()))
-        return dict(best_first)
+        groups: dict[str, dict[str, float]] = defaultdict(dict)
+        for row in self.rows:
+            for seeds, value in row.quality_by_seed(self.metric.name).items():
+                groups[row.label_without_loader].setdefault(seeds, value)
+        return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values())))
+
+    def best_run(self, row: ReportRow) -> Run:
+        """The completed run of a row with the best value of the monitored metric; its first run if there is none."""
+        completed = [run for run in row.runs if run.result.status == "completed"]
+        values = {index: run.value_of(self.metric.name) for index, run in enumerate(completed)}
+        gains = {index: self.metric.sign * value for index, value in values.items() if value is not None}
+        return completed[max(gains, key=gains.__getitem__)] if gains else row.runs[0]
 
     @property
     def quality_differs(self) -> bool:
@@ -178,12 +165,8 @@ class Comparison:
     def sorted_rows(self) -> list[ReportRow]:
         """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
         rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
-
-        def sort_key(row: ReportRow) -> tuple[float, ...]:
-            time = row.epoch_s.median if row.epoch_s else math.inf
-            return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
-
-        return sorted(self.rows, key=sort_key)
+        timed_first = sorted(self._rows_by_time(), key=lambda row: not row.rounds)
+        return sorted(timed_first, key=lambda row: rank.get(row.label_without_loader, len(rank)))
 
     @property
     def machine_and_data(self) -> str:
@@ -197,10 +180,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
     facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    hosts = [facts.get("host") for facts in facts_by_run]
-    for run, facts, host in zip(runs, facts_by_run, hosts, strict=True):
-        neighbours = (other for other, other_host in zip(runs, hosts, strict=True) if host and other_host == host)
-        overlapping = any(map(run.overlaps, neighbours))
+    by_host: dict[str | None, list[Run]] = defaultdict(list)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        by_host[facts.get("host")].append(run)
+    for run, facts in zip(runs, facts_by_run, strict=True):
+        overlapping = "host" in facts and any(map(run.overlaps, by_host[facts["host"]]))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_comparison(group) for group in groups.values()]
 
@@ -291,7 +275,3 @@ def format_fact(value: object) -> str:
 
 def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
     return [value for run in runs if (value := run.value_of(metric.name)) is not None]
-
-
-def _spread(values: Collection[float]) -> Spread | None:
-    return Spread.of(values) if values else None

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from vitmnist.timing.table import Spread, format_seconds
@@ -17,7 +17,7 @@ NEGLIGIBLE_RATIO = 1.01
 ERROR_RATE = 0.05
 """The family-wise error rate: the probability that at least one interval of a table misses its true value."""
 MIN_ROUNDS = 3
-"""The smallest number of rounds or seeds to distinguish a difference from noise."""
+"""With fewer rounds or seeds in common, two configurations are not compared."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,20 @@ class Difference:
 
     Args:
         mean: the mean over the rounds or seeds that both configurations have; the geometric mean, for a ratio.
-        num_pairs: the number of these rounds or seeds.
-        low, high: the simultaneous 95% interval; None with fewer than three pairs.
+        low, high: the simultaneous 95% interval.
     """
 
     mean: float
-    num_pairs: int
-    low: float | None = None
-    high: float | None = None
+    low: float
+    high: float
 
     @property
     def is_clear(self) -> bool:
         """Whether the interval of a ratio lies outside 0.99 to 1.01."""
-        return self.low is not None and self.high is not None and max(self.low, 1 / self.high) > NEGLIGIBLE_RATIO
+        return max(self.low, 1 / self.high) > NEGLIGIBLE_RATIO
 
     def __str__(self) -> str:
-        if self.low is None:
-            return f"{self.mean:.2f} ({'single round' if self.num_pairs == 1 else f'{self.num_pairs} rounds'})"
-        remark = "" if self.is_clear else ", within noise"
-        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
+        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{'' if self.is_clear else ', within noise'})"
 
 
 class PairwiseComparison(Generic[T]):
@@ -68,11 +63,14 @@ class PairwiseComparison(Generic[T]):
         # Sums of squares and degrees of freedom, over the pairs with each configuration and over all pairs (key None).
         self._squares: dict[T | None, float] = defaultdict(float)
         self._freedoms: dict[T | None, int] = defaultdict(int)
-        pairs = [pair for pair in combinations(values, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]
+        repeated = [configuration for configuration, by_round in values.items() if len(by_round) >= MIN_ROUNDS]
+        pairs = [pair for pair in combinations(repeated, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]
         for pair in pairs:
             deltas = self._deltas(*pair)
+            mean = fmean(deltas)
+            squares = sum((delta - mean) ** 2 for delta in deltas)  # `statistics.variance` takes 50 times as long.
             for name in (*pair, None):
-                self._squares[name] += (len(deltas) - 1) * variance(deltas)
+                self._squares[name] += squares
                 self._freedoms[name] += len(deltas) - 1
         self._level = 1 - ERROR_RATE / 2 / max(len(pairs), 1)
         # The residual degrees of freedom of a two-way layout: configurations by rounds.
@@ -81,19 +79,17 @@ class PairwiseComparison(Generic[T]):
         self._residual_freedom = len(rounds) - len(set(rounds)) - len(compared) + 1
 
     def compare(self, first: T, second: T) -> Difference | None:
-        """Compare two configurations; None if they are the same or have no round or seed in common."""
+        """Compare two configurations; None if they are the same, or have too few rounds or seeds in common."""
         deltas = self._deltas(first, second)
-        if first == second or not deltas:
+        count = len(deltas)
+        if first == second or count < MIN_ROUNDS:
             return None
-        mean, count = fmean(deltas), len(deltas)
-        if count < MIN_ROUNDS:
-            return Difference(self._inverse(mean), count)
         from scipy.special import stdtrit  # Import late: only a report with three rounds needs it.
 
         pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)
-        margin = quantile * math.sqrt(pooled_variance / count)
-        return Difference(self._inverse(mean), count, self._inverse(mean - margin), self._inverse(mean + margin))
+        mean, margin = fmean(deltas), quantile * math.sqrt(pooled_variance / count)
+        return Difference(self._inverse(mean), self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})

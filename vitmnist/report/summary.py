@@ -3,24 +3,24 @@
 A sentence spells out the overrides of at most one configuration; the table has the others.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
 from vitmnist.metrics.epoch_table import MetricRow
-from vitmnist.report.comparison import Comparison, ReportRow, group_across_loaders
+from vitmnist.report.comparison import Comparison, ReportRow
 from vitmnist.report.statistics import PairwiseComparison, format_spread
-from vitmnist.timing.table import Bottleneck, format_seconds
-from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
+from vitmnist.timing.table import format_seconds
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
 )
+NO_RATIO = "Fewer than three rounds do not show the noise of times; set repeats=3 or more."
 
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
-    return [sentence for sentence in sentences if sentence]
+    return [*filter(None, [summarize_quality(comparison)]), *summarize_times(comparison)]
 
 
 def format_quality(metric: MetricRow, value: float) -> str:
@@ -29,21 +29,24 @@ def format_quality(metric: MetricRow, value: float) -> str:
 
 
 def summarize_quality(comparison: Comparison) -> str:
-    """Name the configuration with the best value of the monitored metric; of a single one, give mean and deviation.
+    """Name the configuration with the best value of the monitored metric, or give the value that all have.
 
-    Empty if the metric does not differ between configurations, or was measured once.
+    Empty if no run was completed.
     """
     metric, groups = comparison.metric, comparison.quality_by_seed
-    label, values = next(iter(groups.items()), ("", {}))
-    title = (metric.column or metric.name).removesuffix(", %")
-    mean = format_mean(metric, values.values()) if len(values) > 1 else ""
-    if mean and len(groups) == 1:
-        return f"{title[0].upper()}{title[1:]}: {mean} (mean ± standard deviation over {_count(values)})."
-    if not comparison.quality_differs:
+    if not groups:
         return ""
+    label, values = next(iter(groups.items()))
+    title = (metric.column or metric.name).removesuffix(", %")
+    best = format_quality(metric, median(values.values()))
+    mean = format_mean(metric, values.values()) if len(values) > 1 else ""
+    if not comparison.quality_differs:
+        if mean and len(groups) == 1:
+            best = f"{mean} (mean ± standard deviation over {_count(values)})"
+        return f"{title[0].upper()}{title[1:]}: {best}{' in each configuration' if len(groups) > 1 else ''}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    best = format_quality(metric, median(values.values())) + (mean and f" (mean {mean} over {_count(values)})")
-    return f"{extreme} {title}: {label}, {best}. {_quality_noise(comparison, label)}"
+    over_seeds = f" (mean {mean} over {_count(values)})" if mean else ""
+    return f"{extreme} {title}: {label}, {best}{over_seeds}. {_quality_noise(comparison, label)}"
 
 
 def format_mean(metric: MetricRow, values: Collection[float]) -> str:
@@ -65,7 +68,7 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     leads = [differences.compare(best, label) for label in groups if label != best]
     # A lead that is the same with every seed does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
-    lowest = [lead.low for lead in varying if lead.low is not None]
+    lowest = [lead.low for lead in varying]
     if len(lowest) < len(leads):
         seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
@@ -83,25 +86,16 @@ def summarize_times(comparison: Comparison) -> list[str]:
     timed = comparison.timed_rows
     if len(timed) < 2:
         return [f"Time: {_name_and_time(row.label, row)}" for row in timed] or [NO_TIME]
-    groups = {shared: rows for shared, rows in group_across_loaders(timed).items() if len(rows) > 1}
-    if groups:
-        return [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items()]
-    ratios = [comparison.ratio(row) for row in timed[1:]]
-    within_noise = sum(ratio is not None and ratio.low is not None and not ratio.is_clear for ratio in ratios)
-    noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
-    return [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
-
-
-def summarize_launches(comparison: Comparison) -> str:
-    """Say how many configurations are launch-bound, and what helps; empty if none is."""
-    results = [row.runs[-1].result for row in comparison.timed_rows]
-    limits = [(result, find_bottleneck(result)) for result in results]
-    bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
-    if not bound:
-        return ""
-    eager = [result for result in bound if not has_graph(result)]
-    advice = advise_on_launches((eager or bound)[0])
-    return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
+    ratios = [ratio for row in timed if (ratio := comparison.ratio(row))]
+    groups: dict[str, list[ReportRow]] = defaultdict(list)
+    for row in timed:
+        groups[row.label_without_loader].append(row)
+    sentences = [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items() if len(rows) > 1]
+    if not sentences:
+        within_noise = sum(not ratio.is_clear for ratio in ratios)
+        noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
+        sentences = [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
+    return sentences if ratios else [*sentences, NO_RATIO]
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:

@@ -1,11 +1,18 @@
 """Writes a report as `report.md`, `report.html`, `report.csv` and `report.png`, and as text for a terminal."""
 
 import html
+import os
 import re
+import shlex
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
+from string import Template
+from typing import Any
+from urllib.parse import quote
 
 from markdown import markdown
 from tabulate import tabulate
@@ -14,109 +21,135 @@ from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
-from vitmnist.report.plots import draw_chart
+from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import format_mean, summarize_comparison
-from vitmnist.runtime.files import encode_csv, write_atomic
+from vitmnist.runtime.files import UnreadableError, display_path, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
-from vitmnist.tracking.runs import find_runs, read_run
+from vitmnist.tracking.runs import Run, find_runs, read_run
 
-Table = list[dict[str, str]]
-"""The cells of each row by the titles of their columns."""
-
-CHART_FILE = "report.png"
-FACTS = "machine, software and data"
-LEGEND = """
-An epoch is a training pass and the evaluation after it; a run counts with the median of its epochs since it was last
-started or resumed, without the first of them. × fastest: geometric mean of the ratios to the row with the lowest
-median, over the rounds that both have, with 95% intervals that hold for all pairs at once; a difference lies outside
-0.99 to 1.01. Waiting: time without a batch, as a share of the training pass. Quality: after the best epoch if there is
-a validation split, else after the last one; median over the seeds or folds, with mean ± standard deviation. Memory:
-peak resident memory (host), peak tensor memory (GPU).
-"""
+Formatter = Callable[[str], str]
+"""Formats a text for Markdown or a terminal."""
+PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
+"""The template of the page, and the text that explains a report."""
+RUN = "best run"
+"""The title of the column for the folder of a row's best run, relative to the report."""
 
 
-def write_report(folders: Iterable[Path], output: Path) -> list[Comparison]:
-    """Write the report on all runs in or below some folders, and return its comparisons.
+def write_report(folders: Sequence[Path], output: Path) -> str:
+    """Write the report on all runs in or below some folders, and return it as text for a terminal.
 
     Raises:
         DataError: a folder does not exist or contains no runs.
         OSError: the files cannot be written.
     """
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
-    chart = draw_chart(comparisons)
-    text, table = format_markdown(comparisons, has_chart=chart is not None), format_csv(comparisons)
+    charts = {f"report{f'-{n}' if n > 1 else ''}.png": draw_panels(item) for n, item in enumerate(comparisons, 1)}
+    text = format_markdown(folders, comparisons, output, charts)
     output.mkdir(parents=True, exist_ok=True)
-    if chart:
-        write_atomic(output / CHART_FILE, chart)
-    for suffix, content in {"csv": table, "md": text, "html": format_html(text, chart)}.items():
+    for name, panels in charts.items():
+        if panels:
+            write_atomic(output / name, join_panels(panels.values()))
+    contents = {"csv": format_csv(comparisons, output), "md": text, "html": format_html(text, charts)}
+    for suffix, content in contents.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
-    return comparisons
+    return format_text(comparisons, output)
 
 
-def format_markdown(comparisons: Sequence[Comparison], has_chart: bool = False) -> str:
-    """Format the report as Markdown, with a link to the chart in the same folder."""
-    parts = ["# Report", f"![Seconds per epoch]({CHART_FILE})"] if has_chart else ["# Report"]
-    for comparison, paragraphs, rows in _sections(comparisons):
-        parts += [*map(_escape, paragraphs), _format_table(rows, _escape, "github")]
+def format_markdown(
+    folders: Sequence[Path], comparisons: Sequence[Comparison], output: Path, charts: Mapping[str, Mapping[str, bytes]]
+) -> str:
+    """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
+    ends = [run.result.ended_at for comparison in comparisons for row in comparison.rows for run in row.runs]
+    date = datetime.fromtimestamp(max(filter(None, ends), default=0.0))
+    parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
+    parts += [f"<code>{_escape(_find_command(folders))}</code>", f"{date:%Y-%m-%d %H:%M}"]
+    for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
+        *sentences, table = _format_section(comparison, output, _escape, _link, "pipe")
+        parts += [*sentences, *([f"![Panels]({chart})"] if panels else []), table]
         if comparison.facts:
-            facts = [{FACTS: title, "": text} for title, text in comparison.facts.items()]
-            facts_table = _format_table(facts, _escape, "github")
-            parts.append(f'<details markdown="1"><summary>{FACTS}</summary>\n\n{facts_table}\n\n</details>')
-    return "\n\n".join([*parts, LEGEND.lstrip()])
+            facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
+            table = _format_table(facts, _escape, _link, "pipe")
+            title = "<summary>Machine, software and data</summary>"
+            parts.append(f'<details markdown="1">{title}\n\n{table}\n\n</details>')
+    return "\n\n".join([*parts, LEGEND.read_text(encoding="utf-8")])
 
 
-def format_html(text: str, chart: bytes | None) -> str:
-    """Convert the Markdown report to a page with the chart in it."""
+def format_text(comparisons: Sequence[Comparison], output: Path) -> str:
+    """Format the report for a terminal, without the facts about machine and software."""
+    sections = [_format_section(comparison, output, _one_line, _one_line, "simple") for comparison in comparisons]
+    return "\n\n".join(part for section in sections for part in section)
+
+
+def _format_section(
+    comparison: Comparison, output: Path, clean: Formatter, link: Formatter, table_format: str
+) -> list[str]:
+    """Format machine and data, the sentences and the table of a comparison."""
+    first, *others = map(clean, summarize_comparison(comparison))
+    if comparison.quality_by_seed:
+        best_run = comparison.best_run(comparison.sorted_rows[0])
+        first += f" Best run: {link(_relative_folder(best_run, output))}"
+    table = _format_table(build_table(comparison, output), clean, link, table_format)
+    return [f"## {clean(comparison.machine_and_data)}", first, *others, table]
+
+
+def _find_command(folders: Sequence[Path]) -> str:
+    """Return the command of a sweep, from Hydra's record, or else the command that writes the report."""
+    if len(folders) == 1:
+        with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError):
+            record: Any = read_json_or_yaml(folders[0] / "multirun.yaml")
+            return shlex.join(["python", "train.py", "-m", *record["hydra"]["overrides"]["task"]])
+    return shlex.join(["vitmnist", "report", *map(display_path, folders)])
+
+
+def _link(path: str) -> str:
+    return f"[{_escape(path)}]({quote(path)})"
+
+
+def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
+    """Convert the Markdown report to a page with the panels in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
-    if chart:
-        body = body.replace(f'src="{CHART_FILE}"', f'src="data:image/png;base64,{b64encode(chart).decode()}"', 1)
-    return files("vitmnist.report").joinpath("page.html").read_text(encoding="utf-8").replace("BODY", body)
+    for chart, panels in charts.items():
+        sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, png in panels.items()}
+        images = "".join(f'<img alt="{html.escape(title)}" src="{source}">' for title, source in sources.items())
+        body = body.replace(f'<p><img alt="Panels" src="{chart}"></p>', f'<div class="panels">{images}</div>', 1)
+    title = body[body.index("<h1>") + len("<h1>") : body.index("</h1>")]
+    return Template(PAGE.read_text(encoding="utf-8")).substitute(title=title, body=body)
 
 
-def format_text(comparisons: Sequence[Comparison]) -> str:
-    """Format the report for a terminal, without the facts about machine and software."""
-    parts: list[str] = []
-    for _, paragraphs, rows in _sections(comparisons):
-        parts += [*map(_one_line, paragraphs), _format_table(rows, _one_line, "simple")]
-    return "\n\n".join(parts)
+def _relative_folder(run: Run, output: Path) -> str:
+    return Path(os.path.relpath(run.folder, output)).as_posix()
 
 
-def _sections(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, list[str], Table]]:
-    for index, comparison in enumerate(comparisons, 1):
-        heading = [f"## {index}. {comparison.machine_and_data}"] if len(comparisons) > 1 else []
-        yield comparison, [*heading, *summarize_comparison(comparison)], build_table(comparison)
-
-
-def build_table(comparison: Comparison) -> Table:
-    """Return a row for each configuration, in the order of the chart, without columns that have no value.
+def build_table(comparison: Comparison, output: Path) -> list[dict[str, str]]:
+    """Return a row for each configuration, in the order of the panels, without columns that have no value.
 
     The status is left out too if all runs completed.
     """
-    rows = [_cells(comparison, row) for row in comparison.sorted_rows]
+    rows = [_cells(comparison, row, output) for row in comparison.sorted_rows]
     titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
     return [{title: row[title] for title in titles} for row in rows]
 
 
-def _cells(comparison: Comparison, row: ReportRow) -> dict[str, str]:
+def _cells(comparison: Comparison, row: ReportRow, output: Path) -> dict[str, str]:
     metric = comparison.metric
     cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
-    cells["over seeds"] = EMPTY_CELL
-    if len(values := row.quality_by_seed(metric.name).values()) > 1:
-        cells["over seeds"] = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}"
+    values = row.quality_by_seed(metric.name).values()
+    over_seeds = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}" if len(values) > 1 else EMPTY_CELL
+    cells["over seeds"] = over_seeds
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
-    for name, column in build_epoch_table().items():
+    # Quality stands before times.
+    for column in sorted(build_epoch_table().values(), key=lambda column: column.summary != "selected"):
         if column.column:
-            cells.setdefault(column.column, _format_median(row.spreads[name], column.digits))
-        if name == EPOCH_S.name:
+            cells.setdefault(column.column, _format_median(row.spreads[column.name], column.digits))
+        if column is EPOCH_S:
             cells["spread"] = format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
             cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
-    cells["status"] = row.status
-    return cells
+    return cells | {"status": row.status, RUN: _relative_folder(comparison.best_run(row), output)}
 
 
 def _format_median(spread: Spread | None, digits: int | None = None) -> str:
@@ -125,7 +158,7 @@ def _format_median(spread: Spread | None, digits: int | None = None) -> str:
     return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
-def format_csv(comparisons: Sequence[Comparison]) -> str:
+def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
     """Format all rows of all comparisons without rounding."""
     columns = dict.fromkeys(column for comparison in comparisons for column in comparison.columns)
     rows = []
@@ -134,21 +167,23 @@ def format_csv(comparisons: Sequence[Comparison]) -> str:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
             cells |= {**columns, **row.values, "runs": len(row.runs), "runs_timed": sum(map(len, row.rounds.values()))}
             ratio = comparison.ratio(row)
-            cells["ratio_to_fastest"] = ratio and ratio.mean
-            cells["ratio_low"] = ratio and ratio.low
-            cells["ratio_high"] = ratio and ratio.high
+            ratios = (ratio.mean, ratio.low, ratio.high) if ratio else (None,) * 3
+            cells |= zip(("ratio_to_fastest", "ratio_low", "ratio_high"), ratios, strict=True)
             for name, spread in row.spreads.items():
                 cells[name] = spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
-            cells["status"] = row.status
+            cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
             rows.append(cells)
     return encode_csv(list(rows[0]), rows)
 
 
-def _format_table(rows: Table, clean: Callable[[str], str], table_format: str) -> str:
-    cleaned = [{clean(title): clean(cell) for title, cell in row.items()} for row in rows]
-    return str(tabulate(cleaned, headers="keys", tablefmt=table_format, disable_numparse=True))
+def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter, table_format: str) -> str:
+    """Format a table, with numbers aligned at the right."""
+    cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
+    numeric = [all(re.fullmatch(r"-?\d[\d.,e-]*|–", row[title]) for row in rows) for title in rows[0]]
+    align = ["right" if is_numeric else "left" for is_numeric in numeric]
+    return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
 
 
 def _one_line(text: str) -> str:

@@ -50,13 +50,13 @@ class EncodedSamples:
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
-        is_file: the bytes are those of `_encode_for_file`.
+        named_tuples: for samples in a file, their classes of named tuples by name; None: the samples are pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    is_file: bool
+    named_tuples: dict[str, type] | None
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ class EncodedSamples:
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else _load_image
         head, *buffers = _unpack(content)
-        if self.is_file:
-            return _from_json(json.loads(bytes(head)), iter(buffers), load_image, as_views)
+        if self.named_tuples is not None:
+            return _FileDecoder(iter(buffers), self.named_tuples, load_image, as_views).load(json.loads(bytes(head)))
         return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
     @property
@@ -82,15 +82,19 @@ class EncodedSamples:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], for_file: bool = False) -> EncodedSamples:
-    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded."""
+def encode_samples(samples: Iterable[object], named_tuples: dict[str, type] | None = None) -> EncodedSamples:
+    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
+
+    Args:
+        named_tuples: for a file, receives the classes of named tuples; None: pickle the samples.
+    """
     content, spans = bytearray(), []
     for sample in samples:
         start = len(content)
-        for part in _encode_for_file(sample) if for_file else _pickle(sample):
+        for part in _pickle(sample) if named_tuples is None else _encode_for_file(sample, named_tuples):
             content += part
         spans.append((0, start, len(content)))
-    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), for_file)
+    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), named_tuples)
 
 
 def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
@@ -104,11 +108,15 @@ def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: in
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return EncodedSamples(blocks, torch.cat(spans), is_file=False)
+    return EncodedSamples(blocks, torch.cat(spans), named_tuples=None)
 
 
 def keep_samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]], size: int, folder: Path, fingerprint: str | None
+    chunks: Callable[[], Iterable[EncodedSamples]],
+    size: int,
+    folder: Path,
+    fingerprint: str | None,
+    named_tuples: dict[str, type],
 ) -> EncodedSamples:
     """Write chunks of samples from `encode_samples` into a cache; see `open_or_write_cache`."""
 
@@ -119,7 +127,7 @@ def keep_samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = open_or_write_cache(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
-    return EncodedSamples([content], spans, is_file=True)
+    return EncodedSamples([content], spans, named_tuples)
 
 
 def _pickle(sample: object) -> list[Buffer]:
@@ -197,64 +205,81 @@ def _load_tensor(
     return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def _encode_for_file(sample: object) -> list[Buffer]:
+def _encode_for_file(sample: object, named_tuples: dict[str, type]) -> list[Buffer]:
     """Encode a sample as JSON and the bytes of its images and arrays; raises `DataError` for other objects."""
     buffers: list[Buffer] = []
-    head = json.dumps(_to_json(sample, buffers)).encode()
+    head = json.dumps(_to_json(sample, buffers, named_tuples)).encode()
     return _pack(head, buffers)
 
 
-def _to_json(value: object, buffers: list[Buffer]) -> object:
+def _to_json(value: Any, buffers: list[Buffer], named_tuples: dict[str, type]) -> object:
     """Describe a value as JSON, and append the bytes of its images and arrays to `buffers`."""
-    if value is None or type(value) in (bool, int, float, str, iTXt):
+    describe, kind = partial(_to_json, buffers=buffers, named_tuples=named_tuples), type(value)
+    if value is None or kind in (bool, int, float, str, iTXt):
         return value
+    if kind in (list, tuple):
+        return {kind.__name__: [*map(describe, value)]}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        named_tuples[name] = kind
+        return {"named tuple": [name, *map(describe, value)]}
+    if kind in (dict, OrderedDict):
+        return {kind.__name__: [(describe(key), describe(item)) for key, item in value.items()]}
     if isinstance(value, IFDRational):
         return {"rational": (value.numerator, value.denominator)}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [_to_json(item, buffers) for item in value]}  # type: ignore[attr-defined]
-    if type(value) in (dict, OrderedDict):
-        items = [(_to_json(key, buffers), _to_json(item, buffers)) for key, item in value.items()]  # type: ignore[attr-defined]
-        return {type(value).__name__: items}
     if isinstance(value, bytes):
         buffers.append(value)
         return {"bytes": None}
     if isinstance(value, Image.Image) and value.mode in IMAGE_MODES:
-        description = _to_json(_describe_image(value), buffers)
+        description = describe(_describe_image(value))
         buffers.append(value.tobytes())
         return {"image": description}
-    kind, tensor = _to_plain_tensor(value)
+    type_name, tensor = _to_plain_tensor(value)
     # The order of the dimensions in memory keeps the memory format, such as channels last.
     order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
     stored = tensor.permute(order).contiguous()
     buffers.append(stored.flatten().view(torch.uint8).numpy().data if stored.numel() else b"")
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return {"tensor": {"kind": kind, "dtype": dtype, "shape": [*stored.shape], "order": order}}
+    return {"tensor": {"type_name": type_name, "dtype": dtype, "shape": [*stored.shape], "order": order}}
 
 
-def _from_json(value: object, buffers: Iterator[memoryview], load_image: LoadImage, as_views: bool) -> Any:
-    """Return the value that `_to_json` described."""
-    if not isinstance(value, dict):
-        return value
-    ((kind, content),) = value.items()
-    load = partial(_from_json, buffers=buffers, load_image=load_image, as_views=as_views)
-    if kind == "rational":
-        return IFDRational(*content)
-    if kind in ("list", "tuple"):
-        items = [load(item) for item in content]
+@dataclass
+class _FileDecoder:
+    """Makes the values that `_to_json` described from the bytes of their images and arrays, in order."""
+
+    buffers: Iterator[memoryview]
+    named_tuples: dict[str, type]
+    load_image: LoadImage
+    as_views: bool
+
+    def load(self, described: object) -> Any:
+        """Return the value of a description; raises `DataError` for a class of named tuples that is not known."""
+        if not isinstance(described, dict):
+            return described
+        ((kind, content),) = described.items()
+        if kind == "rational":
+            return IFDRational(*content)
+        if kind == "bytes":
+            return bytes(next(self.buffers))
+        if kind == "image":
+            description = self.load(content)
+            return self.load_image(next(self.buffers), **description)
+        if kind == "tensor":
+            return _load_array(next(self.buffers) if self.as_views else bytearray(next(self.buffers)), **content)
+        if kind in ("dict", "OrderedDict"):
+            pairs = [(self.load(key), self.load(item)) for key, item in content]
+            return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
+        items = [*map(self.load, content)]
+        if kind == "named tuple":
+            name, *values = items
+            if name not in self.named_tuples:
+                raise DataError(f"a sample has a {name}, and the first samples have none; use ram")
+            return self.named_tuples[name](*values)
         return tuple(items) if kind == "tuple" else items
-    if kind in ("dict", "OrderedDict"):
-        pairs = [(load(key), load(item)) for key, item in content]
-        return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
-    if kind == "bytes":
-        return bytes(next(buffers))
-    if kind == "image":
-        description = load(content)
-        return load_image(next(buffers), **description)
-    return _load_array(next(buffers) if as_views else bytearray(next(buffers)), **content)
 
 
 def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
-    """Return the kind of a tensor or array and its values as a tensor; raises `DataError` for any other object."""
+    """Return the name of the type of a tensor or array, and its values as a tensor; raises `DataError` for any other object."""
     with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
         if type(value) is np.ndarray or isinstance(value, np.number | np.bool_):
             return "array" if type(value) is np.ndarray else "number", torch.from_numpy(np.array(value))
@@ -266,15 +291,15 @@ def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
     raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
 
-def _load_array(content: Buffer, kind: str, dtype: str, shape: list[int], order: list[int]) -> Any:
+def _load_array(content: Buffer, type_name: str, dtype: str, shape: list[int], order: list[int]) -> Any:
     stored = _from_buffer(content).view(getattr(torch, dtype)).view(shape)
     tensor = stored.permute([order.index(dim) for dim in range(len(order))])
-    if kind in ("array", "number"):
-        return tensor.numpy()[()] if kind == "number" else tensor.numpy()
-    if kind in TV_TENSORS:
+    if type_name in ("array", "number"):
+        return tensor.numpy()[()] if type_name == "number" else tensor.numpy()
+    if type_name in TV_TENSORS:
         from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
 
-        return getattr(tv_tensors, kind)(tensor)
+        return getattr(tv_tensors, type_name)(tensor)
     return tensor
 
 

@@ -134,12 +134,8 @@ def read_run(folder: Path) -> Run:
     except UnreadableError as error:
         result = Result(folder=folder, status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
-        if is_in_use(folder):
-            result = Result(folder=folder, status="running")
-        elif (folder / ".lock").exists():
-            result = Result(folder=folder, status="killed", error="it left no result.json")
-        else:
-            result = Result(folder=folder, status="not started")
+        status = "running" if is_in_use(folder) else "killed" if (folder / ".lock").exists() else "not started"
+        result = Result(folder=folder, status=status, error="it left no result.json" if status == "killed" else None)
     with suppress(FileNotFoundError, UnreadableError):
         config = read_json_or_yaml(folder / CONFIG_FILE)
         result.config = config if isinstance(config, dict) else None
@@ -149,7 +145,7 @@ def read_run(folder: Path) -> Run:
 
 def _active_times(folder: Path) -> tuple[float, float]:
     """Return when a run began and last wrote, by its file times, in seconds since 1970; 0 without a folder."""
-    config = folder / CONFIG_FILE  # Each start writes it.
-    files = (path for path in (folder, *folder.glob("*")) if path.exists())
-    last_write = max((path.stat().st_mtime for path in files), default=0.0)
-    return config.stat().st_mtime if config.is_file() else last_write, last_write
+    # Each start writes the configuration.
+    files = (path for path in (folder / CONFIG_FILE, folder, *folder.glob("*")) if path.exists())
+    times = [path.stat().st_mtime for path in files] or [0.0]
+    return times[0], max(times)

@@ -100,16 +100,14 @@ def test_arrays_that_cannot_be_used_are_refused(arrays: dict[str, Any], message:
             load(write(tmp_path / name, **{"images": PIXELS, "labels": LABELS, **arrays}))
 
 
-@pytest.mark.parametrize("std", [1.0, 1 / 255])
-def test_floats_of_other_statistics_and_damaged_files_are_refused(std: float, tmp_path: Path) -> None:
-    options = {"statistics": {"mean": [0], "std": [std]}}
+def test_floats_of_other_statistics_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    options = {"statistics": {"mean": [0], "std": [1]}}
     path = write(tmp_path / "all.npz", images=np.where(PIXELS > 250, np.nan, PIXELS), labels=LABELS)
     with pytest.raises(DataError, match=r"floats become nan to nan, and must become 0 to 1"):
         load(path, **options)
     write(path, images=PIXELS * 1.0, labels=LABELS)
-    if std == 1:
-        with pytest.raises(DataError, match=r"floats become 0 to 255, and must become 0 to 1"):
-            load(path, **options)
+    with pytest.raises(DataError, match=r"floats become 0 to 255, and must become 0 to 1"):
+        load(path, **options)
     for content in (path.read_bytes()[:-400], b"", pickle.dumps({"images": PIXELS})):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"all\.npz: images is damaged, or is no array of numbers or text"):

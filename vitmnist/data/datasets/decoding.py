@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import config_field
+from vitmnist.config.validation import config_field, read_size
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
 from vitmnist.data.datasets.base import Dataset, FileReader, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
@@ -63,21 +63,13 @@ class DecodingOptions(SizeOptions):
     @property
     def shape(self) -> tuple[int, int, int]:
         """`[C, H, W]` of the images."""
-        return (1 if self.mode == ColorMode.grey else 3), *self.height_and_width
-
-    @property
-    def height_and_width(self) -> tuple[int, int]:
-        """The size of the images; raises `ConfigError` unless `size` is a number of pixels or a pair."""
-        sides = self.size if isinstance(self.size, list) else [self.size, self.size]
-        if len(sides) != 2 or any(type(side) is not int for side in sides):
-            raise ConfigError(f"data.dataset.size={self.size}: must be a number of pixels, or [height, width]")
-        return sides[0], sides[1]
+        return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
 
     @property
     def reader(self) -> ImageReader:
         """The reader that turns a file into pixels."""
         values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
-        return ImageReader(self.height_and_width, self.mode, self.resize, self.draft, self.max_16_bit, values)
+        return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
 
     def resolve_auto(self) -> dict[str, Any]:
         """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, else grey."""
@@ -159,22 +151,22 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
     classes = encoded.find_classes()
     options.spans(len(splits["train"]), len(splits.get("test", ())))
     record: dict[str, Any] = {}
-    (images,), record = open_or_write_cache(
+    (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
         _fingerprint(encoded, options),
         sum(map(len, splits.values())),
         partial(_decode, encoded, options, record),
-        partial(dict, record),
+        lambda: record,
         names=("images",),
     )
-    if unreadable := record["unreadable"]:
+    if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
             advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
             raise _unreadable_error(unreadable, encoded, advice)
         encoded = _leave_out(encoded, unreadable, classes)
     return Dataset(
         encoded.folder.resolve().name,
-        **_make_splits(encoded, options, images, record),
+        **_make_splits(encoded, options, images, metadata),
         skipped=len(unreadable),
         folds=encoded.folds,
     )
@@ -211,7 +203,7 @@ def _leave_out(encoded: EncodedImages, unreadable: Mapping[str, str], classes: S
 
 
 def _make_splits(
-    encoded: EncodedImages, options: DecodingOptions, images: Tensor, record: Mapping[str, Any]
+    encoded: EncodedImages, options: DecodingOptions, images: Tensor, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the splits, by name, from the pixels of all readable images, `[N, C, H, W]` or `[N, H, W, C]`."""
     folder, classes = encoded.folder, encoded.find_classes()
@@ -224,12 +216,12 @@ def _make_splits(
         images = images.permute(0, 3, 1, 2)
     train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = compute_statistics(images[train_rows]) if options.train_size else (record["mean"], record["std"])
+    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
     label_of = {name: label for label, name in enumerate(classes)}
     splits: dict[str, Any] = {}
     for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
-        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), record["sha256"][split]
+        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
         whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
         splits[split] = whole.subset(rows_to_use[split])
     return splits
