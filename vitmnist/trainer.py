@@ -190,7 +190,7 @@ class Trainer:
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
-        preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
+        preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
@@ -241,7 +241,7 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, loader = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
+            selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
         return selection.name, loader

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors.torch import save as to_safetensors
 
-from vitmnist.augment.preprocess import build_augment, get_input_size
+from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
@@ -214,6 +214,6 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
-        "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "size": get_input_size(config.data, *train.images.shape[2:]),
         "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
     }

@@ -36,7 +36,7 @@ def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
-    build_augment(config.data.augment)
+    build_augment(config.data)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     resolve_statistics(config.data.normalize, shape and shape[0])
@@ -78,7 +78,7 @@ def build_model(
 ) -> nn.Module:
     """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
     channels, height, width = image_shape
-    shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
+    shape = channels, *get_input_size(config.data, height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
     try:
@@ -96,7 +96,7 @@ def build_model(
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
+            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model"
         ) from error
     return model
 
