@@ -279,7 +279,7 @@ class _FileDecoder:
 
 
 def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
-    """Return the name of the type of a tensor or array, and its values as a tensor; raises `DataError` for any other object."""
+    """Return the name of the type of an array, and its values as a tensor; raises `DataError` for other objects."""
     with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
         if type(value) is np.ndarray or isinstance(value, np.number | np.bool_):
             return "array" if type(value) is np.ndarray else "number", torch.from_numpy(np.array(value))
