@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.loaders.disk import ImagesOnDisk
+from vitmnist.loaders.workers import ImagesOnDisk
 from vitmnist.models.vit import ViT
 
 SYNCHRONISE_EVERY = 100  # The articles print loss and accuracy after so many steps.

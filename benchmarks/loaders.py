@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from vitmnist import Preprocess, load_dataset, make_loader
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.disk import ImagesOnDisk
+from vitmnist.loaders.workers import ImagesOnDisk
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 

@@ -56,6 +56,8 @@ from torchvision.transforms import v2
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
 from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ColorMode, ImageReader
 from vitmnist.runtime.background_map import BackgroundMap
@@ -96,7 +98,7 @@ def draw(folder: Path, pictures: int) -> None:
 def build_epoch(name: str, train: Split, overrides: list[str], device: torch.device = CPU) -> Epoch:
     """Build epochs of a loader, preprocessed as in the trainer."""
     loader = make_loader(name, train, batch_size=BATCH_SIZE, device=device, seed=0)
-    preprocess = Preprocess(train, build_augment(compose(overrides).data.augment)).to(device)
+    preprocess = Preprocess(train, build_augment(validate(Config, compose(overrides)).data)).to(device)
 
     def epoch(number: int) -> Iterator[Any]:
         for (images, labels), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=False):

@@ -40,6 +40,8 @@ from torchvision.datasets import ImageFolder
 from vitmnist import Preprocess, from_dataloader, load_dataset, make_loader
 from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.tracking.environment import describe_environment
 
 BATCH_SIZE = 64
@@ -53,7 +55,8 @@ CASES: dict[str, list[Any]] = {
 ORIGINAL = "DataLoader"
 AUGMENT = [
     "data/augment=compose",
-    "data.augment.operations=[{name: random_resized_crop, size: 224}, {name: horizontal_flip}]",
+    "data.augment.operations=[{name: random_resized_crop}, {name: horizontal_flip}]",
+    "data.crop_size=224",
 ]
 
 
@@ -72,7 +75,7 @@ def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
     """Epochs as in the trainer: pictures are kept as 256×256 pixels, and cropped and flipped in batches."""
     root = str(folder.parent / "cache")
     train = load_dataset("image_folder", root=root, path=str(folder), size=256, mode="rgb", test_share=0.1).train
-    preprocess = Preprocess(train, build_augment(compose(AUGMENT).data.augment))
+    preprocess = Preprocess(train, build_augment(validate(Config, compose(AUGMENT)).data))
     loader = make_loader("ram", train, batch_size=BATCH_SIZE, device="cpu", seed=0)
 
     def epoch() -> Iterator[Any]:

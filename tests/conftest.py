@@ -109,25 +109,32 @@ def quick(tiny_root: Path) -> list[str]:
     return overrides_for(tiny_root)
 
 
+def call_program(
+    program: Callable[[], None], *arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> str | int:
+    """Call the `main` of a program in a folder, within this process. Returns its exit code or last message."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    # A fork server that starts here also forks the processes of later tests. Keep the modules that they need.
+    monkeypatch.setattr(multiprocessing, "set_forkserver_preload", lambda modules: None)
+    try:
+        program()
+    except SystemExit as ended:
+        return ended.code or 0
+    return 0
+
+
 @pytest.fixture
 def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CallHere:
     """Call the `main` of a program with arguments, in an empty folder but within this process."""
 
     def call(program: Callable[[], None], *arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        monkeypatch.chdir(folder)
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        # A fork server that starts here also forks the processes of later tests. Keep the modules that they need.
-        monkeypatch.setattr(multiprocessing, "set_forkserver_preload", lambda modules: None)
         capsys.readouterr()
-        code: object = 0
-        try:
-            program()
-        except SystemExit as ended:
-            code = ended.code
+        code = call_program(program, *arguments, folder=folder, monkeypatch=monkeypatch)
         printed = capsys.readouterr()
         if isinstance(code, str):  # Python prints a text and exits with 1.
             return subprocess.CompletedProcess(arguments, 1, printed.out, f"{printed.err}{code}\n")
-        return subprocess.CompletedProcess(arguments, code or 0, printed.out, printed.err)
+        return subprocess.CompletedProcess(arguments, code, printed.out, printed.err)
 
     return call
 
@@ -179,11 +186,13 @@ def stateful(tiny_root: Path) -> list[str]:
 def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs: `whole` is completed, and `cut` was stopped by its time limit after the first batch."""
     folder = tmp_path_factory.mktemp("runs")
-    assert TrainProcess(folder, *stateful, "hydra.run.dir=whole").ended()[0] == 0
-    code, output = TrainProcess(folder, *stateful, "hydra.run.dir=cut", "max_minutes=0").ended()
-    assert code == ExitCode.UNFINISHED, output
-    assert "the time limit max_minutes was reached" in output
-    assert result_of(folder / "cut")["status"] == "interrupted"
+    for code, arguments in (
+        (0, ["hydra.run.dir=whole"]),
+        (ExitCode.UNFINISHED, ["hydra.run.dir=cut", "max_minutes=0"]),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            assert call_program(main, *stateful, *arguments, folder=folder, monkeypatch=patch) == code
+    assert result_of(folder / "cut")["error"] == "the time limit max_minutes was reached"
     return folder
 
 

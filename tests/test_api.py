@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset
 
 import vitmnist
+from tests.support.samples import Made
 from vitmnist import Loader, audit, load_dataset, make_loader, register
 from vitmnist.config.validation import config_field
 from vitmnist.data.datasets import base
@@ -26,19 +26,13 @@ PAIR = (torch.arange(10.0).view(10, 1), torch.arange(10))
 COMMON = {"batch_size": 4, "device": "cpu", "seed": 0}
 
 
-class ImageDataset(Dataset[tuple[Image.Image, int]]):
-    """PIL images, as torchvision's datasets return them without a transform."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        return Image.new("RGB", (4, 3), (index, 2 * index, 0)), index
+# PIL images, as torchvision's datasets return them without a transform
+IMAGES = Made(lambda index: (Image.new("RGB", (4, 3), (index, 2 * index, 0)), index), 10)
 
 
 @pytest.mark.parametrize("name", ["disk", "ram"])
 def test_pil_images_become_uint8(name: str) -> None:
-    with make_loader(name, ImageDataset(), **COMMON, **({"num_workers": 0} if name == "disk" else {})) as loader:
+    with make_loader(name, IMAGES, **COMMON, **({"num_workers": 0} if name == "disk" else {})) as loader:
         for images, labels in loader.epoch(0):
             assert images.dtype == torch.uint8
             assert images.shape[1:] == (3, 3, 4)
@@ -72,7 +66,7 @@ def test_tab_completion_shows_the_public_names() -> None:
 
 def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
     with (
-        make_loader("prefetch", ImageDataset(), **COMMON) as samples,
+        make_loader("prefetch", IMAGES, **COMMON) as samples,
         make_loader("prefetch", PAIR, **COMMON) as tensors,
     ):
         assert type(samples.base).__name__ == "WorkerLoader"
@@ -111,14 +105,6 @@ def test_an_error_names_the_wrong_argument(arguments: dict, message: str) -> Non
         make_loader(**{"name": "ram", "data": PAIR, **COMMON, **arguments})
 
 
-class Triples(Dataset[tuple[int, int, int]]):
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> tuple[int, int, int]:
-        return index, index, index
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -129,7 +115,10 @@ class Triples(Dataset[tuple[int, int, int]]):
         ((PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
         (PAIR[0], "pair of tensors, nor a map-style"),
         ({"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style dataset"),
-        (Triples(), "samples from 0 on are no pairs of .*: their batch is a tuple of Tensor, Tensor, Tensor; "),
+        (
+            Made(lambda index: (index,) * 3, 3),
+            "samples from 0 on are no pairs of .*: their batch is a tuple of Tens",
+        ),
         (torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the dataset is empty"),
     ],
 )

@@ -55,7 +55,6 @@ def raised_by(action: Callable[[], object]) -> Exception:
             USER_ERROR,
         ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
-        (ValueError("Expected more than 1 value per channel when training, got"), "data.drop_last=true", USER_ERROR),
         (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),

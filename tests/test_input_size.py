@@ -24,8 +24,6 @@ from vitmnist.models.cnn import CNNOptions
 
 __all__ = ["folder"]  # a fixture
 
-CROP = "data.augment.operations=[{name: random_resized_crop, size: 12}, {name: horizontal_flip}]"
-
 
 @pytest.fixture
 def smaller(folder: Path, tmp_path: Path) -> list[str]:
@@ -33,13 +31,13 @@ def smaller(folder: Path, tmp_path: Path) -> list[str]:
     data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}"]
     options = ["data.dataset.size=20", "data.dataset.mode=rgb", "data.dataset.resize=crop", "data.normalize=imagenet"]
     model = ["model=vit", "model.patch_size=6", "model.dim=8", "model.depth=1", "model.heads=2", "model.head_dim=4"]
-    return [*data, *options, *model, "data/augment=compose", CROP, "batch_size=8", "epochs=2"]
+    return [*data, *options, *model, "data/augment=crops", "data.crop_size=12", "batch_size=8", "epochs=2"]
 
 
 @pytest.mark.parametrize("loader", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
 def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crops(folder: Path, loader: str) -> None:
     pets = load(folder, mode="rgb", size=21, resize="crop")
-    preprocess = Preprocess(pets.train, Compose([{"name": "random_resized_crop", "size": 12}]))
+    preprocess = Preprocess(pets.train, Compose([{"name": "random_resized_crop"}], (12, 12)))
     options = {"num_workers": 0} if loader == "disk" else {}
     with make_loader(loader, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as opened:
         ((images, _),) = opened.epoch(0)
@@ -56,7 +54,7 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     auto = ["data/loader=auto", "data.loader.candidates=[ram,disk]"]
     succeed(*smaller, *auto, "data.holdout=0.25", "hydra.run.dir=run")
     model = load_model(tmp_path / "run", device="cpu")
-    assert (model.image_shape, model.preprocess.input_size) == ((3, 20, 20), (12, 12))
+    assert (model.image_shape, model.preprocess.augment.crop_size) == ((3, 20, 20), (12, 12))
     assert torch.equal(model.preprocess.mean.flatten(), torch.tensor((0.485, 0.456, 0.406)))
     assert torch.equal(model.preprocess.std.flatten(), torch.tensor((0.229, 0.224, 0.225)))
 
@@ -85,7 +83,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
 ) -> None:
     """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
-    assert "makes images of 12×12 from the dataset's 9×9" in refuse(*smaller, "data.dataset.size=9")
+    assert "data.crop_size=12: must be at most the size of the images, 9×9" in refuse(*smaller, "data.dataset.size=9")
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
     monkeypatch.setitem(MODELS.import_package(), "cnn", rigid)
     # From torch 2.15 on, the message names the operation.

@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vitmnist.augment.base import OPERATIONS, Operation
 from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
 from vitmnist.registry import NoOptions
 from vitmnist.tracking.loggers import LOGGERS, Logger
@@ -50,18 +49,6 @@ class Lines(Logger):
     def add_epoch(self, record):
         with self.path.open("a") as file:
             print(sorted(record), file=file)
-
-
-@OPERATIONS.register("nothing")
-class Nothing(Operation):
-    def __init__(self, options):
-        super().__init__()
-
-    def draw(self, keys, height, width):
-        return ()
-
-    def forward(self, images):
-        return images
 """
 
 
@@ -152,8 +139,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_installed_members_are_found_and_broken_packages_named(quick: list[str], site: Path, tmp_path: Path) -> None:
-    operations = ["data/augment=compose", "data.augment.operations=[{name: nothing}]"]
-    trained = [*quick, *operations, "monitor=top2", "logger=[lines]", "hydra.run.dir=run"]
+    trained = [*quick, "monitor=top2", "logger=[lines]", "hydra.run.dir=run"]
     (tmp_path / "commands.py").write_text(COMMANDS)
     wrong = [*quick, "logger=[lines,linse]", "hydra.run.dir=wrong"]
     commands = [trained, ["evaluate", "run"], ["report", "run", "--output", "out"], wrong]

@@ -17,10 +17,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, assert_same_weights, result_of
-from tests.support.fake_queue import simulate_gpus
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, ExitCode
+from vitmnist.errors import ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
@@ -50,29 +49,7 @@ def test_backward_is_seven_frames_away_from_train_py(
     assert stacks == {stack.format("train_run"), stack.format("run_sweep __call__")}
 
 
-def test_kernels_are_deterministic_before_a_model_runs(refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch reads CUBLAS_WORKSPACE_CONFIG only at the first matrix product on a GPU."""
-    calls: list[str] = []
-    forward = CNN.forward
-    monkeypatch.setattr(CNN, "forward", lambda *args: calls.append("forward") or forward(*args))
-    monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", lambda *args: calls.append("deterministic"))
-    assert "cifar-10" in refuse("data/dataset=cifar10", "data.root=nowhere", "model=cnn")
-    assert calls == ["deterministic", "forward"]  # The model runs on zeros before the data is read.
-
-
-@pytest.mark.parametrize(("name", "index"), [("auto", 0), ("cuda", 0), ("cuda:1", 1)])
-def test_a_run_makes_its_gpu_the_current_one(
-    name: str, index: int, refuse: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Graphs are captured and memory is pinned on the current GPU. Torch refuses a device without an index."""
-    current = Mock(side_effect=ConfigError("stopped here"))
-    simulate_gpus(monkeypatch, 2)
-    monkeypatch.setattr(torch.cuda, "set_device", current)
-    assert "stopped here" in refuse(f"device={name}")
-    current.assert_called_once_with(torch.device("cuda", index))
-
-
-@pytest.mark.parametrize("name", ["ram", "gpu_slice", "cache", "prefetch"])
+@pytest.mark.parametrize("name", ["ram", "prefetch"])
 def test_training_and_validation_data_are_freed_before_the_test_split(
     name: str, succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from vitmnist.errors import ConfigError, format_error, suggest_names
 
@@ -21,8 +21,6 @@ ENTRY_POINT_GROUP = "vitmnist.members"
 
 log = logging.getLogger(__name__)
 
-OptionsClass: TypeAlias = "type[DataclassInstance]"
-Declaration = TypeVar("Declaration")
 Built = TypeVar("Built")
 Builder = TypeVar("Builder", bound=Callable[..., object])
 
@@ -32,8 +30,10 @@ class NoOptions:
     """Options class for members that take none."""
 
 
-class Registry(Generic[Declaration, Built]):
-    """Functions and classes by name, each with a declaration. Modules of a package, and installed ones, register them.
+class Registry(Generic[Built]):
+    """Functions and classes by name. Modules of a package, and installed ones, register them.
+
+    A configuration chooses a member of a group by `name`; no value of a configuration is ever imported.
 
     Args:
         group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.
@@ -42,14 +42,19 @@ class Registry(Generic[Declaration, Built]):
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[Declaration, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Any, Callable[..., Built]]] = {}
 
-    def register(self, name: str, declaration: Declaration) -> Callable[[Builder], Builder]:
-        """Decorator that registers a class or function, with its declaration, under `name`."""
+    def register(self, name: str, declaration: Any = NoOptions) -> Callable[[Builder], Builder]:
+        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
+
+        Args:
+            declaration: a dataclass whose fields are the keys of the member's YAML file, apart from `name`; of a
+                metric, its description.
+        """
 
         def decorate(builder: Builder) -> Builder:
             registered = self._registered.get(name)
-            # A module that failed after registering is imported again, so the same definition may re-register.
+            # A cell of a notebook can run again, and a module that failed after registering is imported again.
             if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
             self._registered[name] = (declaration, cast(Callable[..., Built], builder))
@@ -57,33 +62,18 @@ class Registry(Generic[Declaration, Built]):
 
         return decorate
 
-    def import_package(self) -> dict[str, tuple[Declaration, Callable[..., Built]]]:
+    def import_package(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
         """Import the modules of the package; return the members registered so far by name."""
         import_members(self.package)
         return self._registered
 
-    def import_all(self) -> dict[str, tuple[Declaration, Callable[..., Built]]]:
+    def import_all(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
         """Import the modules of the package and of installed packages; return the members by name, sorted."""
         import_installed()
         return dict(sorted(self.import_package().items()))
 
     def names(self) -> list[str]:
         return list(self.import_all())
-
-
-class GroupRegistry(Registry[OptionsClass, Built]):
-    """The members of a config group. The declaration of each member is the class of its options.
-
-    A configuration chooses a member by `name`; no value of a configuration is ever imported.
-    """
-
-    def register(self, name: str, options: OptionsClass = NoOptions) -> Callable[[Builder], Builder]:
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
-
-        Args:
-            options: a dataclass whose fields are the keys of the member's YAML file, apart from `name`.
-        """
-        return super().register(name, options)
 
     def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; values with an unknown name are returned unchanged."""
@@ -116,7 +106,7 @@ class GroupRegistry(Registry[OptionsClass, Built]):
         builder, options = self.resolve(values, key)
         return builder(options, *args)
 
-    def _find(self, name: object) -> tuple[OptionsClass, Callable[..., Built]] | None:
+    def _find(self, name: object) -> tuple[Any, Callable[..., Built]] | None:
         """Return a member; installed packages are imported only if the package has no such member."""
         return self.import_package().get(str(name)) or self.import_all().get(str(name))
 

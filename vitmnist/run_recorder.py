@@ -54,7 +54,7 @@ class RunRecorder:
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=num_batches,
-            initial=progress.num_batches,
+            initial=progress.metrics.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,

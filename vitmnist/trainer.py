@@ -49,7 +49,6 @@ from vitmnist.training.setup import (
     find_pretrained,
     read_dataset,
     resolve_dataset_options,
-    warn_of_small_statistics,
 )
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
@@ -128,7 +127,7 @@ class Trainer:
             self.stop.listen(deadline)
             with train_loader, eval_loader:
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.num_batches > 0 or not recorder.is_done():
+                while progress.metrics.num_batches > 0 or not recorder.is_done():
                     with recorder.progress_bar(progress, len(train_loader) + len(eval_loader)) as after_step:
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
                         eval_metrics, predictions = evaluate(
@@ -191,19 +190,16 @@ class Trainer:
         if options.reasons:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
-        preprocess = Preprocess(train, build_augment(config.data.augment)).to(device)
+        preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler), self._monitored_values)
+        monitored_values = partial(self.monitor.values, self.result.epochs)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        parts = model, preprocess, loss, optimizer, schedule
-        step = TrainStep(*parts, batch_size, options, config.trainer.clip_norm, ema, frozen)
-        warn_of_small_statistics(step)
-        return step
-
-    def _monitored_values(self) -> list[float | None]:
-        return self.monitor.values(self.result.epochs)
+        return TrainStep(
+            model, preprocess, loss, optimizer, schedule, batch_size, options, config.trainer.clip_norm, ema, frozen
+        )
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
@@ -245,7 +241,7 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, loader = select_loader(options, train, sampler, step.device, make_candidate=make_candidate)
+            selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
         log.info("expected time per loader\n%s", selection.table())
         self.result.auto = asdict(selection)
         return selection.name, loader

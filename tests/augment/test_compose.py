@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from torchvision.transforms import CenterCrop
 
 from tests.augment.test_operations import keys, operation
 from vitmnist import make_loader
@@ -12,7 +12,7 @@ from vitmnist.augment.base import OPERATIONS, derive_keys
 from vitmnist.augment.preprocess import Compose, Preprocess, build_augment, get_input_size
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import Config, DataConfig
 from vitmnist.config.validation import validate
 from vitmnist.data.sampler import build_sampler
 from vitmnist.data.sources import TensorSet
@@ -21,9 +21,13 @@ from vitmnist.errors import ConfigError
 PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
 
 
+def data_config(*overrides: str) -> DataConfig:
+    return validate(Config, compose(list(overrides))).data
+
+
 @cache
-def configured(*overrides: str) -> Compose | None:
-    return build_augment(validate(Config, compose(list(overrides))).data.augment)
+def configured(*overrides: str) -> Compose:
+    return build_augment(data_config(*overrides))
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +55,7 @@ def test_float_images_outside_of_0_to_1_are_clamped_before_they_are_augmented(da
 
 
 def test_every_preset_is_a_list_of_operations_with_all_their_parameters() -> None:
-    assert configured("data/augment=none") is None
-    for preset in set(PRESETS) - {"compose"}:  # this one leaves parameters out
+    for preset in {*PRESETS} - {"compose"}:  # this one leaves parameters out
         values = compose([f"data/augment={preset}"]).data.augment
         assert values.name == preset
         for listed in values.operations:
@@ -84,7 +87,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
     assert torch.equal((again[0] if preprocess.has_mixing else again), epochs[0][:5])
 
 
-@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet"])
+@pytest.mark.parametrize("preset", ["cifar", "crops", "imagenet", "trivial"])
 def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_threads_and_normalising(preset: str) -> None:
     """The first operations on large images run on bytes, in threads."""
     images = torch.randint(0, 256, (23, 3, 100, 120), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -113,7 +116,7 @@ def test_parameters_are_overridden_by_their_place_and_have_defaults() -> None:
         ("[{name: horizontal_flip, p: often}]", "operations.0.p=often: must be float"),
         ("[{name: random_erasing, scale: [0.3, 0.1]}]", "scale=[0.3, 0.1]: must be two numbers, the lower one first"),
         ("[{name: random_erasing, scale: [0.3, 1.2]}]", "at least 0 and at most 1"),
-        ("[{name: random_resized_crop, ratio: [1, .inf]}]", "operations.0.ratio=inf: must be finite"),
+        ("[{name: random_resized_crop, ratio: [1, inf]}]", "operations.0.ratio=inf: must be finite"),
         ("[{name: random_resized_crop, ratio: 1}]", "operations.0.ratio=1: must be tuple[float, float]"),
         ("[{name: mixup, alpha: 0}]", "operations.0.alpha=0.0: must be above 0 and at most 10"),
         ("[{name: mixup}, {name: shift}]", "operations.0.name=mixup: mixes finished images; move it to the end"),
@@ -123,17 +126,31 @@ def test_parameters_are_overridden_by_their_place_and_have_defaults() -> None:
 )
 def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        build_augment({"name": "compose", "operations": OmegaConf.create(f"x: {operations}").x})
+        configured("data/augment=compose", f"data.augment.operations={operations}")
     assert message in str(raised.value)
     with pytest.raises(ConfigError, match="name=none: is the empty list; for operations, set data/augment=compose"):
         configured("data.augment.operations=[{name: shift}]")
 
 
-def test_an_augmentation_may_make_images_smaller_but_not_larger() -> None:
-    crop = Compose([{"name": "random_resized_crop", "size": 8}])
-    assert (get_input_size(None, 28, 20), get_input_size(crop, 28, 20)) == ((28, 20), (8, 8))
-    with pytest.raises(ConfigError, match=r"makes images of 8×8 from the dataset's 7×28; set the size"):
-        get_input_size(crop, 7, 28)
+@pytest.mark.parametrize(("value", "size"), [("null", (16, 20)), ("8", (8, 8)), ("[6,16]", (6, 16))])
+@pytest.mark.parametrize("preset", ["crops", "shift"])
+def test_augmented_and_other_images_have_the_crop_size(data: TensorSet, preset: str, value: str, size: tuple) -> None:
+    config = data_config(f"data/augment={preset}", f"data.crop_size={value}")
+    assert get_input_size(config, 16, 20) == size
+    preprocess = Preprocess(data, build_augment(config))
+    assert torch.equal(preprocess(data.images), CenterCrop(size)(Preprocess(data)(data.images)))
+    augmented = preprocess(data.images, keys(23))
+    assert augmented.shape == (23, 3, *size)
+    if preset == "shift":  # The centre of the shifted images
+        shifted = Preprocess(data, configured("data/augment=shift"))(data.images, keys(23))
+        assert torch.equal(augmented, CenterCrop(size)(shifted))
+
+
+def test_a_crop_size_is_a_size_and_not_larger_than_the_images() -> None:
+    with pytest.raises(ConfigError, match=r"data.crop_size=21: must be at most the size of the images, 16×20"):
+        get_input_size(data_config("data.crop_size=21"), 16, 20)
+    with pytest.raises(ConfigError, match=r"data.crop_size=big: must be a number of pixels, or"):
+        build_augment(data_config("data.crop_size=big"))
 
 
 def test_an_augmentation_that_mixes_needs_labels(data: TensorSet) -> None:

@@ -7,20 +7,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torchvision.transforms import v2
 
 from tests.augment.test_operations import built, images, keys
 from vitmnist.augment.base import derive_keys, draw_partners, random_bits
-from vitmnist.augment.preprocess import Compose
+from vitmnist.augment.preprocess import Compose, Preprocess
 
 NUMBER = 100
 PADDING = -100
 
 
-def mixing(name: str, **options: object) -> Compose:
-    """A composition of a flip and a mixing operation."""
-    values = [{"name": "horizontal_flip"}, {"name": name, **options}]
-    return Compose(values)
+def mix(name: str, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Flip images at random, and mix them."""
+    augment = Compose([{"name": "horizontal_flip"}, {"name": name}])
+    return Preprocess(augment=augment, classes=classes, mean=[0] * 3, std=[1] * 3).mix_batch(images, labels, keys)
 
 
 def test_mixup_is_that_of_torchvision() -> None:
@@ -102,7 +103,7 @@ def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> 
 def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
     """Each image has a single value, so a mixed image shows the pair and the weight."""
     source = (torch.arange(NUMBER) / NUMBER).view(-1, 1, 1, 1).expand(NUMBER, 3, 32, 32)
-    mixed, targets = mixing(name).mix(source, torch.arange(NUMBER), keys(NUMBER), NUMBER)
+    mixed, targets = mix(name, source, torch.arange(NUMBER), keys(NUMBER), NUMBER)
     assert targets.dtype == torch.float32
     torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ (torch.arange(NUMBER) / NUMBER), rtol=0, atol=1e-5)
     torch.testing.assert_close(targets.sum(dim=1), torch.ones(NUMBER))
@@ -110,7 +111,7 @@ def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
     targets.fill_diagonal_(0)
     assert ((targets > 0).sum(dim=0) <= 1).all(), "each image is the partner of one"
     # An image and a partner of the same class belong to that class alone.
-    _, targets = mixing(name).mix(source, torch.full((NUMBER,), 2), keys(NUMBER), 3)
+    _, targets = mix(name, source, torch.full((NUMBER,), 2), keys(NUMBER), 3)
     assert torch.equal(targets, torch.tensor([0.0, 0.0, 1.0]).expand(NUMBER, 3))
 
 
@@ -118,10 +119,10 @@ def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
 def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
     """Padding affects neither pixels nor labels nor the choice of partners, whatever it contains."""
     source, labels = images(8), torch.arange(8)
-    expected = mixing(name).mix(source[:5], labels[:5], keys(8)[:5], 8)
+    expected = mix(name, source[:5], labels[:5], keys(8)[:5], 8)
     labels[5:] = PADDING
     source[5:] = math.nan
-    found = mixing(name).mix(source, labels, keys(8), 8)
+    found = mix(name, source, labels, keys(8), 8)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours[:5], theirs)
     assert not found[1][5:].any()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from vitmnist.augment.base import (
     draw_keys,
     random_uniform,
 )
+from vitmnist.augment.trivial import NAMES
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
 NUMBER = 200
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
@@ -33,6 +35,10 @@ IDENTITY_OPTIONS = {
     "horizontal_flip": {"p": 0},
     "color_jitter": JITTER,
     "random_erasing": {"p": 0},
+    "vertical_flip": {"p": 0},
+    "grayscale": {"p": 0},
+    "blur": {"sigma": [0.01, 0.01]},
+    "trivial": {"p": 0},
 }
 
 
@@ -40,9 +46,10 @@ def built(name: str, **options: object) -> Operation | Mixing:
     return OPERATIONS.build(OPERATIONS.with_defaults({"name": name, **options}))
 
 
-def operation(name: str, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
+def operation(name: str, size: tuple[int, int] | None = None, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
     """An operation as a function of images and keys that does not write to the images."""
     module = built(name, **options)
+    module.crop_size = size
     return lambda images, keys: module(images.clone(), *module.draw(keys, *images.shape[2:]))
 
 
@@ -61,7 +68,7 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
 def test_crops_are_those_of_torchvision(size: int | None, antialias: bool, to_bytes: bool) -> None:
     """Floats differ by at most 1e-5, and bytes are equal. Antialiasing would change nothing in crops of that size."""
     source, tolerance = (images().mul(255).to(torch.uint8), 0) if to_bytes else (images(), 1e-5)
-    crop = operation("random_resized_crop", size=size)
+    crop = operation("random_resized_crop", size and (size, size))
     boxes = draw_boxes(keys(), (0.08, 1.0), (0.75, 1.3333), 12, 17)
     for image, key, top, left, bottom, right in zip(source, keys(), *boxes, strict=True):
         box = int(top), int(left), int(bottom - top), int(right - left)
@@ -116,14 +123,85 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
 
-def test_flips_are_those_of_torchvision_and_as_frequent_as_p() -> None:
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("horizontal_flip", TF.horizontal_flip),
+        ("vertical_flip", TF.vertical_flip),
+        ("grayscale", partial(TF.rgb_to_grayscale, num_output_channels=3)),
+    ],
+)
+def test_flips_and_grey_images_are_those_of_torchvision_and_as_frequent_as_p(name: str, theirs: Callable) -> None:
     source = images(2000)
-    found = operation("horizontal_flip", p=0.3)(source, keys(2000))
-    is_flipped = torch.tensor(
-        [torch.equal(ours, TF.horizontal_flip(image)) for ours, image in zip(found, source, strict=True)]
-    )
-    assert all(torch.equal(found[row], source[row]) for row in range(2000) if not is_flipped[row])
-    assert is_flipped.double().mean() == pytest.approx(0.3, abs=0.05)
+    found = operation(name, p=0.3)(source, keys(2000))
+    is_changed = (found != source).flatten(1).any(dim=1)
+    torch.testing.assert_close(found[is_changed], theirs(source[is_changed]), rtol=0, atol=1e-6)
+    assert is_changed.double().mean() == pytest.approx(0.3, abs=0.05)
+
+
+@pytest.mark.parametrize("kernel_size", [3, 9])
+def test_blurred_images_are_those_of_torchvision(kernel_size: int) -> None:
+    found = operation("blur", kernel_size=kernel_size, sigma=[0.3, 3])(images(50), keys(50))
+    sigmas = random_uniform(keys(50), 0, 0.3, 3).tolist()
+    for image, sigma, ours in zip(images(50), sigmas, found, strict=True):
+        theirs = TF.gaussian_blur(image, [kernel_size] * 2, [sigma] * 2)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    for refused in (4, 25):
+        with pytest.raises(ConfigError, match=f"kernel_size={refused} must be odd, and at most 23"):
+            operation("blur", kernel_size=refused)(images(1), keys(1))
+
+
+BYTES = partial(TF.to_dtype, dtype=torch.uint8, scale=True)
+AFFINE = partial(TF.affine, interpolation=TF.InterpolationMode.BILINEAR)
+# The operations of torchvision; m is the strength, with a sign.
+AT_STRENGTH = {
+    "identity": lambda image, m: image,
+    "rotate": lambda image, m: AFFINE(image, 135 * m, [0, 0], 1, [0.0, 0.0]),
+    "shear_x": lambda image, m: AFFINE(image, 0, [0, 0], 1, [math.degrees(math.atan(0.99 * m)), 0.0]),
+    "shear_y": lambda image, m: AFFINE(image, 0, [0, 0], 1, [0.0, math.degrees(math.atan(0.99 * m))]),
+    "translate_x": lambda image, m: AFFINE(image, 0, [32 * m, 0], 1, [0.0, 0.0]),
+    "translate_y": lambda image, m: AFFINE(image, 0, [0, 32 * m], 1, [0.0, 0.0]),
+    "brightness": lambda image, m: TF.adjust_brightness(image, 1 + 0.99 * m),
+    "contrast": lambda image, m: TF.adjust_contrast(image, 1 + 0.99 * m),
+    "color": lambda image, m: TF.adjust_saturation(image, 1 + 0.99 * m),
+    "sharpness": lambda image, m: TF.adjust_sharpness(image, 1 + 0.99 * m),
+    "posterize": lambda image, m: TF.posterize(BYTES(image), 8 - round(6 * abs(m))) / 255,
+    "solarize": lambda image, m: TF.solarize(BYTES(image), 255 * (1 - abs(m))) / 255,
+    "autocontrast": lambda image, m: TF.autocontrast(image),
+    "equalize": lambda image, m: TF.equalize(BYTES(image)) / 255,
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["trivial", *NAMES[1:]])
+def test_operations_with_a_strength_are_those_of_torchvision(name: str, channels: int) -> None:
+    """Pixels of 8 bits differ by at most 1e-5, also in a grey image and one of a single value."""
+    source = images(channels=channels).mul(255).round().div(255)
+    source[0], source[1] = 0.2, source[1, :1]
+    _, indices, strengths, factors = built(name).draw(keys(), 12, 17)
+    signed = (strengths * (factors - 1).sign()).tolist()
+    for image, index, m, ours in zip(source, indices, signed, operation(name)(source, keys()), strict=True):
+        assert name in ("trivial", NAMES[index])
+        torch.testing.assert_close(ours, AT_STRENGTH[NAMES[index]](image, m), rtol=0, atol=1e-5)
+
+
+def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options() -> None:
+    _, indices, strengths, factors = built("trivial").draw(keys(43_400), 12, 17)
+    assert (indices.bincount() - 3100).abs().max() < 5 * math.sqrt(3100)
+    counts = (indices * 62 + (30 * strengths).round().long() * 2 + (factors > 1)).bincount().view(14, 31, 2)
+    assert counts[:, 1:].min() > 50 - 5 * math.sqrt(50)
+    assert counts[:, 0].sum(dim=1).min() > 100 - 5 * math.sqrt(100)  # The weakest change has no sign.
+    _, indices, strengths, _ = built("solarize", p=0.3, strength=[0.2, 0.5]).draw(keys(2000), 12, 17)
+    assert (indices > 0).double().mean() == pytest.approx(0.3, abs=0.05)
+    assert (float(strengths.min()), float(strengths.max())) == pytest.approx((0.2, 0.5))
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS.names() if not isinstance(built(name), Mixing)])
+def test_an_image_is_changed_alike_in_any_batch(name: str) -> None:
+    """The images are so small that they are not processed one by one."""
+    source = images(40)
+    expected = torch.cat([operation(name)(source[row : row + 1], keys(40)[row : row + 1]) for row in range(40)])
+    assert torch.equal(operation(name)(source, keys(40)), expected)
 
 
 def test_erased_boxes_are_those_of_torchvision() -> None:
@@ -153,26 +231,29 @@ def test_colours_are_those_of_torchvision_in_the_order_documented(strengths: dic
         torch.testing.assert_close(ours, image, rtol=0, atol=1e-5 if len(strengths) == 1 else 1e-4)
 
 
-def test_jitter_rounds_alike_with_any_threads_layout_and_batch() -> None:
+@pytest.mark.parametrize("name", ["color_jitter", "trivial", "blur"])
+def test_colours_are_rounded_alike_with_any_threads_layout_and_batch(name: str) -> None:
     """The images are so large that torch would divide the sum over one image among its threads."""
-    jitter, source = operation("color_jitter"), images(3, height=200, width=210)
-    expected, threads = jitter(source, keys(3)), torch.get_num_threads()
+    change, source, drawn = operation(name), images(20, height=200, width=210), keys(20)
+    expected, threads = change(source, drawn), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(jitter(source[1:2], keys(3)[1:2]), expected[1:2])
+        for row in range(20):
+            assert torch.equal(change(source[row : row + 1], drawn[row : row + 1]), expected[row : row + 1])
         for grey in (source[:, :1], source[:, :1].mT.contiguous().mT):
-            assert torch.equal(jitter(grey, keys(3)), jitter(grey.contiguous(), keys(3)))
+            assert torch.equal(change(grey, drawn), change(grey.contiguous(), drawn))
     finally:
         torch.set_num_threads(threads)
 
 
-def test_jitter_can_be_compiled() -> None:
-    jitter = torch.compile(operation("color_jitter"), backend="eager", fullgraph=True)
-    assert torch.equal(jitter(images(5), keys(5)), operation("color_jitter")(images(5), keys(5)))
+@pytest.mark.parametrize("name", ["color_jitter", "trivial", "blur"])
+def test_colours_can_be_compiled(name: str) -> None:
+    compiled = torch.compile(operation(name), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(images(5), keys(5)), operation(name)(images(5), keys(5)))
 
 
 def test_jitter_refuses_two_channels() -> None:
-    with pytest.raises(DataError, match="takes images of 1 or 3 channels, found 2"):
+    with pytest.raises(DataError, match="need images of 1 or 3 channels, found 2"):
         operation("color_jitter")(images(2, channels=2), keys(2))
 
 

@@ -1,6 +1,5 @@
 """A diagnosis finds what limits a loop, times loaders with the same batches, and restores all states."""
 
-import gc
 import multiprocessing
 import random
 import re
@@ -21,7 +20,6 @@ from tests.support.samples import Made
 from vitmnist import diagnose, make_loader
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.errors import ConfigError, DataError
-from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import Bottleneck, format_timings
 
 SLOW_S = 0.005
@@ -173,18 +171,6 @@ def test_an_alternative_that_fails_is_refused_alone() -> None:
     expected = "not tried: " if WORKERS_ARE_SPAWNED else "Caught OSError in DataLoader worker process"
     assert expected in errors["num_workers=2"]
     assert errors["from_dataloader"].endswith("only_here raised OSError: the file is only here")
-
-
-def test_workers_that_fail_are_not_left_to_the_garbage_collector() -> None:
-    """The garbage collector would wait five seconds for each worker, during the next measurement."""
-    gc.disable()
-    try:
-        candidate = LoaderCandidate(DataLoader(Made(only_here), 4, num_workers=2))
-        candidate.time_window()
-        assert candidate.error
-        assert not multiprocessing.active_children()
-    finally:
-        gc.enable()
 
 
 class SlowStart:

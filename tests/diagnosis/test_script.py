@@ -128,27 +128,6 @@ def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: in
     assert "incomplete: no DataLoader was iterated in this process" in process.stderr
 
 
-def test_threads_of_the_script_go_on_after_the_report_and_stderr_may_be_closed(tmp_path: Path) -> None:
-    """The idle thread of an executor ends only when the interpreter exits."""
-    script = f"""{SLOW_DATA}
-import concurrent.futures, threading
-executor = concurrent.futures.ThreadPoolExecutor()
-executor.submit(print, "submitted").result()
-begun = threading.Event()
-def train_and_say():
-    iterator = iter(DataLoader(Slow(), batch_size=2))
-    begun.set()
-    train([*iterator])
-    print("trained", flush=True)
-threading.Thread(target=train_and_say).start()
-begun.wait()
-sys.stderr.close()
-"""
-    process, report = diagnose(tmp_path, script, fresh=True)
-    assert (process.returncode, process.stdout, process.stderr) == (0, "submitted\ntrained\n", "")
-    assert report["bottleneck"] is None
-
-
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
     script = f"""{SLOW_DATA}
 import concurrent.futures, torch

@@ -71,7 +71,9 @@ def registered(own_loaders: None) -> None:
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
-    return select_loader(AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU)[0]
+    return select_loader(
+        AutoOptions(candidates=list(names), **{"batches": 5, **options}), data, SAMPLER, CPU, LoaderCandidate
+    )[0]
 
 
 @pytest.mark.usefixtures("registered")
@@ -105,7 +107,7 @@ def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.M
     """Any other registered loader is a candidate."""
     LOADERS.register("own")(DirectLoader)
     monkeypatch.setattr(LOADERS, "names", lambda: ["auto", "cache", "own", "ram"])
-    selection, _ = select_loader(AutoOptions(batches=5), TENSORS, SAMPLER, CPU)
+    selection, _ = select_loader(AutoOptions(batches=5), TENSORS, SAMPLER, CPU, LoaderCandidate)
     assert [timing.name for timing in selection.candidates] == ["ram", "own"]
 
 

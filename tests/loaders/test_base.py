@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +22,6 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, LoadingError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 
-LOADER_OPTIONS = {
-    "disk": {"name": "disk", "num_workers": 0},
-    "disk, 2 workers": {"name": "disk", "num_workers": 2},
-    "ram": {"name": "ram"},
-    "gpu_slice": {"name": "gpu_slice"},
-    "cache": {"name": "cache"},
-    "auto": {"name": "auto", "batches": 1, "candidates": ["gpu_slice", "ram"]},
-    "prefetch": {"name": "prefetch"},
-    "prefetch of gpu_slice": {"name": "prefetch", "queue_size": 1, "base": "gpu_slice"},
-    "prefetch of cache": {"name": "prefetch", "base": "cache"},
-    "prefetch of disk, 0 workers": {"name": "prefetch", "base": {"name": "disk", "num_workers": 0}},
-}
-CPU = torch.device("cpu")
-for added in sorted(set(LOADERS.names()) - set(LOADER_OPTIONS)):  # tested with its defaults
-    LOADER_OPTIONS[added] = {"name": added}
-
-
 GENERATOR = torch.Generator().manual_seed(0)
 FLOATS = torch.randn(23, 3, generator=GENERATOR, dtype=torch.float64)
 BYTES = torch.randint(0, 256, (23, 1, 3, 3), generator=GENERATOR, dtype=torch.uint8)
@@ -46,39 +30,41 @@ DATA = {
     "pair of tensors": (FLOATS, torch.arange(46, dtype=torch.int16).view(23, 2)),
     "map-style dataset": TensorDataset(BYTES, torch.arange(23)),
 }
-# Starting processes takes most of the time, so each loader with workers is tested with one kind of data.
-KINDS = {
-    "auto": ["split"],
-    "disk, 2 workers": ["pair of tensors"],
-    "prefetch of disk, 0 workers": ["map-style dataset"],  # it starts one worker
-    "prefetch of gpu_slice": ["split"],
-    "prefetch of cache": ["map-style dataset"],
-}
-SLOW = (("prefetch", "map-style dataset"),)  # it starts two workers
+BUILT_IN = {"ram", "gpu_slice", "cache", "disk", "auto", "prefetch"}
+PLAIN = [
+    {"name": "ram"},
+    {"name": "gpu_slice"},
+    {"name": "cache", "folder": "cache"},
+    {"name": "disk", "num_workers": 0},
+    *({"name": name} for name in sorted({*LOADERS.names()} - BUILT_IN)),
+]
 CASES = [
-    pytest.param(label, data, marks=pytest.mark.slow if (label, data) in SLOW else ())
-    for label in LOADER_OPTIONS
-    for data in KINDS.get(label, DATA)
+    *((options, data) for options in PLAIN for data in DATA),
+    ({"name": "auto", "batches": 1, "candidates": ["gpu_slice", "ram"]}, "split"),
+    ({"name": "prefetch"}, "split"),
+    ({"name": "prefetch"}, "pair of tensors"),
+    ({"name": "prefetch", "queue_size": 1, "base": "gpu_slice"}, "split"),
+    ({"name": "prefetch", "base": {"name": "cache", "folder": "cache"}}, "map-style dataset"),
+    # Starting processes takes most of the time, so each loader with workers is tested with one kind of data.
+    ({"name": "disk", "num_workers": 2}, "pair of tensors"),
+    ({"name": "prefetch", "base": {"name": "disk", "num_workers": 0}}, "map-style dataset"),  # It starts a worker.
 ]
 
 
-@pytest.mark.parametrize(("label", "data"), CASES)
-def test_contract(label: str, data: str, tiny: Dataset, tmp_path: Path) -> None:
-    options = dict(LOADER_OPTIONS[label])
-    if options["name"] == "cache":
-        options["folder"] = str(tmp_path)
-    if options.get("base") == "cache":
-        options["base"] = {"name": "cache", "folder": str(tmp_path)}
+@pytest.mark.parametrize(("options", "data"), CASES, ids=str)
+def test_contract(
+    options: dict[str, Any], data: str, tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     check_contract(data=DATA[data] or tiny.train, **options)
 
 
-@pytest.mark.parametrize("data", ["split", "map-style dataset"])
-def test_workers_of_a_forkserver_deliver_the_same_batches(data: str, tiny: Dataset) -> None:
-    source = DATA[data] or tiny.train
+def test_workers_of_a_forkserver_deliver_the_same_batches(tiny: Dataset) -> None:
+    options = {"batch_size": 5, "device": "cpu", "seed": 1}
     with (
         start_method("forkserver"),
-        make_loader("disk", source, num_workers=2, batch_size=5, device="cpu", seed=1) as disk,
-        make_loader("disk", source, num_workers=0, batch_size=5, device="cpu", seed=1) as expected,
+        make_loader("disk", tiny.train, num_workers=2, **options) as disk,
+        make_loader("disk", tiny.train, num_workers=0, **options) as expected,
     ):
         for batch, expected_batch in zip(disk.epoch(3), expected.epoch(3), strict=True):
             assert all(map(torch.equal, batch, expected_batch))

@@ -1,6 +1,5 @@
 """`disk` reads image files in threads: the batches of all loaders, in bounded memory, without a process."""
 
-import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ import torch
 
 from tests.support.contract import check_contract
 from tests.support.pictures import smooth
-from tests.support.processes import FORKS, becomes_true
+from tests.support.processes import becomes_true
 from vitmnist import load_dataset, make_loader
 from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.data.datasets.base import Split
@@ -149,27 +148,6 @@ def test_a_reader_of_grey_images_may_leave_out_the_channel(folder: Path) -> None
     files = replace(split.files, read=lambda path: split.files.read(path)[:, :, 0])
     with disk(replace(split, files=files), shuffle="none") as loader:
         assert torch.equal(torch.cat([images for images, _ in loader.epoch(0)]), split.images)
-
-
-@pytest.mark.needs("fork")
-@FORKS
-def test_ranks_and_a_fork_while_threads_read(split: Split) -> None:
-    with disk(split) as whole:
-        alive = whole.epoch(0)
-        expected, _ = next(alive)
-
-        def read_ranks() -> None:
-            parts = []
-            for rank in range(2):
-                with disk(split, rank=rank, world_size=2) as loader:
-                    parts.append(next(loader.epoch(0))[0])
-            assert torch.equal(torch.cat(parts), expected)
-
-        child = multiprocessing.get_context("fork").Process(target=read_ranks, daemon=True)
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-        assert len([*alive]) == IMAGES // BATCH_SIZE - 1
 
 
 def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,21 +82,6 @@ def test_the_thread_leaves_the_cores_to_the_model(prefetch: PrefetchLoader) -> N
         torch.set_num_threads(before)
 
 
-def test_closing_from_another_thread_ends_a_consumer_that_waits(prefetch: PrefetchLoader) -> None:
-    blocked = threading.Event()
-    prefetch.base.before_batch = {2: blocked.wait}
-    seen = []
-    consumer = threading.Thread(target=lambda: seen.extend(numbers(prefetch.epoch(0))))
-    consumer.start()
-    assert becomes_true(lambda: prefetch.base.made == 2)
-    prefetch.close()  # the base is reading a batch, which cannot be interrupted
-    consumer.join(timeout=5)
-    assert not consumer.is_alive()
-    assert seen in ([], [0], [0, 1])
-    blocked.set()
-    assert numbers(prefetch.epoch(0)) == list(range(BATCHES))
-
-
 def prefetching() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "vitmnist-map"]
 

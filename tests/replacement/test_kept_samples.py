@@ -17,7 +17,6 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
-from tests.support.processes import FORKS
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import randomness
@@ -263,21 +262,6 @@ def test_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_
     check_same(partial(DataLoader, dataset, 3, True, collate_fn=list), loader=name, folder=str(tmp_path / "cache"))
 
 
-def test_tensors_keep_their_strides_and_share_their_storage() -> None:
-    table = torch.arange(100.0).view(10, 10)
-    sample = {"rows": table[4:], "columns": table[:, 2:9], "spread": table[1].expand(3, 10), "again": table[4:]}
-    kept = keep_samples_in_memory([encode_samples([sample])], 1)[0]
-    assert {name: tensor.stride() for name, tensor in kept.items()} == {name: t.stride() for name, t in sample.items()}
-    kept["rows"].fill_(-1)
-    assert kept["columns"][7].tolist() == [-1.0] * 7
-    assert kept["again"][3].tolist() == [-1.0] * 10
-    conjugate = {"conj": torch.tensor([1j]).conj(), "neg": torch.tensor([1j]).conj().imag}
-    kept = keep_samples_in_memory([encode_samples([conjugate])], 1)[0]
-    assert kept["conj"].is_conj()
-    assert kept["neg"].is_neg()
-    assert find_difference(kept, conjugate) is None
-
-
 def test_what_a_file_cannot_keep_is_named() -> None:
     for value in (
         *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
@@ -306,19 +290,6 @@ def test_a_file_can_call_no_other_function(tmp_path: Path) -> None:
         kept.load(0)
 
 
-def address(samples: list[Any]) -> int:
-    """A collate function that returns the address of the samples in the worker."""
-    return int(get_worker_info().dataset._samples.blocks[0].data_ptr())
-
-
-@pytest.mark.needs("fork")
-@FORKS
-def test_forked_workers_share_the_memory(folder: Path) -> None:
-    dataset = from_dataloader(DataLoader(Pictures(folder, FLIP), 4, num_workers=2), "ram").dataset
-    forked = DataLoader(dataset, 4, num_workers=2, collate_fn=address, multiprocessing_context="fork")
-    assert set(forked) == {dataset._samples.blocks[0].data_ptr()}
-
-
 def look_at_dataset(worker: int) -> None:
     dataset = get_worker_info().dataset
     assert len(dataset.paths) if hasattr(dataset, "paths") else dataset.classes
@@ -338,16 +309,3 @@ def test_unforked_workers_which_see_the_dataset(
         replaced = from_dataloader(unforked, name, folder=str(tmp_path))
         assert replaced.num_workers == 1
         assert_same(run(replaced, 1), run(DataLoader(dataset, 4, True, **settings), 1))
-
-
-class Sometimes(Pictures):
-    """Samples with and without a transform, of varying structure."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = self.open(index)
-        return (self.transform(image), {"boxes": [1.0] * index}) if index % 2 else v1.functional.to_tensor(image)
-
-
-def test_random_samples_of_varying_structure(folder: Path) -> None:
-    for settings in ({}, {"num_workers": 2}):
-        check_same(partial(DataLoader, Sometimes(folder, FLIP), 4, True, collate_fn=list, **settings))

@@ -14,7 +14,6 @@ from vitmnist.report.plots import draw_panels
 from vitmnist.report.summary import NO_TIME, summarize_comparison
 from vitmnist.report.write import build_table, write_report
 from vitmnist.timing.table import format_seconds
-from vitmnist.tracking.runs import read_run
 
 
 def job(folder: Path, began: float, ended: float, host: str | None = "here", **result: Any) -> None:
@@ -114,21 +113,6 @@ def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> No
     assert ram.items() >= {"images/s": "28", "accuracy, %": "90.00", "host, MiB": "700"}.items()
     assert (disk["epoch, s"], disk["status"]) == ("13.0", "completed, first epoch only")
     assert not {"GPU, MiB", "× fastest", "spread", "saving, s"} & ram.keys(), "columns that are empty in all rows"
-
-
-def test_a_run_whose_epochs_were_not_timed_is_not_compared(tmp_path: Path) -> None:
-    for repeat in (1, 2):
-        run(tmp_path / f"{repeat}-ram", config={"repeat": repeat})
-        epochs = [epoch(2.0, epoch_s=None if repeat == 2 else 4.0)] * 2
-        run(tmp_path / f"{repeat}-disk", "disk", config={"repeat": repeat}, epochs=epochs)
-    assert [len(row.rounds) for row in the_only(tmp_path).timed_rows] == [2, 1]
-
-
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_metric_without_a_value_in_the_selected_epoch_has_none(split: str, tmp_path: Path) -> None:
-    epochs = [epoch(1.0, eval_macro_f1=40.0, eval_acc=40.0), epoch(1.0, eval_macro_f1=None, eval_acc=50.0)]
-    record = read_run(run(tmp_path, epochs=epochs, eval_split=split))
-    assert (record.value_of("eval_acc"), record.value_of("eval_macro_f1")) == (50.0, None)
 
 
 def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders_the_rows(tmp_path: Path) -> None:

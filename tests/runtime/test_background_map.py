@@ -89,8 +89,8 @@ def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> No
 
 
 def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
-    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0], threads=1, max_ahead=0)
-    assert list(results) == []
+    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0, 1], threads=1, max_ahead=1)
+    assert list(results) == [None]
 
 
 def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_more() -> None:

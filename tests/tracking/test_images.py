@@ -90,27 +90,17 @@ def test_a_confusion_matrix_shows_shares_of_rows_and_up_to_30_classes_counts(cou
         assert len(np.unique(pixels[margin + 2 * cell :, margin:])) == 1, "a class without images"
 
 
-def test_the_confusion_matrix_of_the_commands_picture_is_that_of_the_last_epoch(
+def test_the_confusion_matrix_and_the_metrics_of_each_class_are_those_of_evaluate_after_the_last_epoch(
     quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
 ) -> None:
-    succeed(*quick, "log.images_every_epochs=5", "hydra.run.dir=run")
-    (image,) = events(tmp_path / "run").Images("visuals/confusion_matrix")
-    assert image.step == 2
-    assert call_here(evaluate, "run", "--confusion", "matrix.png").returncode == 0
-    shown, written = Image.open(io.BytesIO(image.encoded_image_string)), Image.open(tmp_path / "matrix.png")
-    assert (np.asarray(shown) == np.asarray(written)).all()
-
-
-def test_metrics_of_each_class_are_recorded_and_logged(
-    quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
-) -> None:
-    succeed(*quick, "log.per_class=true", "hydra.run.dir=run")
-    evaluated = json.loads(call_here(evaluate, "run", "--json").stdout)["classes"]
-    recorded = result_of(tmp_path / "run")["epochs"][-1]["classes"]
-    assert len(recorded) == 10
-    scalars = events(tmp_path / "run").Tags()["scalars"]
-    for row in evaluated:
-        assert recorded[row["class"]] == {name: row[name] for name in ("precision", "recall", "f1")}
-        for name, value in recorded[row["class"]].items():
-            assert (f"eval_{name}/{row['class']}" in scalars) >= (value is not None)
+    succeed(*quick, "log.per_class=true", "log.images_every_epochs=5", "hydra.run.dir=run")
+    evaluated = json.loads(call_here(evaluate, "run", "--json", "--confusion", "matrix.png").stdout)["classes"]
+    shown, recorded = events(tmp_path / "run"), result_of(tmp_path / "run")["epochs"][-1]["classes"]
+    (image,) = shown.Images("visuals/confusion_matrix")
+    logged, written = Image.open(io.BytesIO(image.encoded_image_string)), Image.open(tmp_path / "matrix.png")
+    assert (image.step, np.asarray(logged).tobytes()) == (2, np.asarray(written).tobytes())
+    assert recorded == {row["class"]: {name: row[name] for name in ("precision", "recall", "f1")} for row in evaluated}
+    for label, values in recorded.items():
+        for name, value in values.items():
+            assert (f"eval_{name}/{label}" in shown.Tags()["scalars"]) >= (value is not None)
     assert "completed, epoch 2/2" in succeed("resume=run", "log.per_class=false")

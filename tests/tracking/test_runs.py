@@ -35,34 +35,27 @@ def test_runs_are_found_once_and_in_the_order_of_their_numbers(tmp_path: Path) -
     assert [folder.name for folder in folders] == ["2-x", "9-x", "10-x"]
 
 
-@pytest.mark.parametrize(
-    ("waiting_pct", "steps", "parts", "message"),
-    [
-        (
-            30.0,
-            20,
-            {},
-            "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps",
-        ),
-        (5.0, 20, {}, "compute-bound: 5% of the time is spent waiting for data"),
-        (5.0, 20, {"host_lead_s": 0.03}, "compute-bound: 5% of the time is spent waiting for data"),
-        (
-            5.0,
-            20,
-            {"host_lead_s": 0.02},
-            "launch-bound: the GPU waits for Python, and 5% of the time is spent waiting for data; trainer=fast or a "
-            "larger batch_size helps",
-        ),
-        (30.0, 10, {}, "no verdict: it needs 20 steps, and only 10 were measured"),
-    ],
-)
+WAITING = "5% of the time is spent waiting for data"
+LIMITS = {
+    "balanced: 30% of the time is spent waiting for data; data/loader=auto measures which loader helps": (30.0, 20, {}),
+    f"compute-bound: {WAITING}": (5.0, 20, {"host_lead_s": 0.03}),
+    f"launch-bound: the GPU waits for Python, and {WAITING}; trainer=fast or a larger batch_size helps": (
+        *(5.0, 20),
+        {"host_lead_s": 0.02},
+    ),
+    "no verdict: it needs 20 steps, and only 10 were measured": (30.0, 10, {}),
+}
+
+
+@pytest.mark.parametrize(("message", "measured"), LIMITS.items(), ids=["input", "compute", "launch", "steps"])
 def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
-    waiting_pct: float, steps: int, parts: dict[str, float], message: str, caplog: pytest.LogCaptureFixture
+    message: str, measured: tuple[float, int, dict[str, float]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a GPU, a run is compute-bound if the host has queued at least half a step (of 1 s / 20) ahead.
 
     With a graph, the end of an epoch shows this only if there is no short last batch.
     """
+    waiting_pct, steps, parts = measured
     record = {metric.name: 1.0 for metric in build_epoch_table().values()} | {"epoch": 0, "data_wait_pct": waiting_pct}
     with caplog.at_level(logging.INFO):
         for graph, drop_last in ((False, False), (True, False), (True, True)):
@@ -71,5 +64,5 @@ def test_a_run_ends_with_what_limited_it_and_no_bound_that_was_not_measured(
             result.trainer = {"graph": graph}
             result.dataset = {"train_size": 10 * steps + 1 if drop_last else 10 * steps - 1}
             log_bottleneck(result)
-    without_lead = message if "launch" not in message else "compute-bound: 5% of the time is spent waiting for data"
+    without_lead = message if "launch" not in message else f"compute-bound: {WAITING}"
     assert caplog.messages == [message, without_lead, message.replace("trainer=fast or ", "")]

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
-from tests.conftest import PLAIN, Printed, result_of
+from tests.conftest import Printed, result_of
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import NoOptions
@@ -61,21 +61,18 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     assert sorted({tag.partition("/")[0] for tag in tags}) == ["eval", "train", "train_step", "usage", "visuals"]
 
 
-def test_steps_and_images_can_be_turned_off(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    succeed(*quick, PLAIN, "log.every_steps=null", "epochs=1", "hydra.run.dir=here")
-    tags = events(tmp_path / "here").Tags()
-    assert tags["images"] == []
-    assert not [tag for tag in tags["scalars"] if tag.startswith("train_step/")]
-
-
-def test_a_resumed_run_keeps_images_and_has_its_new_config(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    succeed(*quick, "log.images_every_epochs=1", "hydra.run.dir=here")
+def test_a_resumed_run_keeps_images_and_has_its_new_config_and_steps_and_images_can_be_off(
+    succeed: Printed, quick: list[str], tmp_path: Path
+) -> None:
+    succeed(*quick, "log.images_every_epochs=1", "log.every_steps=null", "hydra.run.dir=here")
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
+    succeed("resume=here", "epochs=4", "log.images_every_epochs=null")
     shown = events(tmp_path / "here")
-    assert [event.step for event in shown.Scalars("eval/acc")] == [1, 2, 3]
+    assert [event.step for event in shown.Scalars("eval/acc")] == [1, 2, 3, 4]
     assert [image.step for image in shown.Images("visuals/training_batch")] == [1, 2, 3]
     *_, text = shown.Tensors("config/text_summary")
-    assert "epochs: 3" in text.tensor_proto.string_val[0].decode()
+    assert "epochs: 4" in text.tensor_proto.string_val[0].decode()
+    assert not [tag for tag in shown.Tags()["scalars"] if tag.startswith("train_step/")]
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -55,9 +55,7 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
     [
         (brier, False, "loss=custom: must be a sum over the images to which an image with the label -100"),
         (one_hot, False, r"adds 0 \(Class values must be non-negative"),
-        (smoothed, False, None),
         (smoothed, True, "a row of zeros as its target"),
-        (F.cross_entropy, False, "must be a sum over the images"),
         (per_image, False, "must be a sum over the images"),
         (masked_brier, True, None),
         (Stateful(), True, None),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # The published constant, as a signed int64.
 NUMBERS_PER_BOX = 4  # `draw_boxes` uses this many numbers per image; its callers use the indices from here on.
@@ -30,6 +30,10 @@ class Operation(nn.Module):
 
     takes_uint8 = False
     """Whether `forward` also takes a single large uint8 image on the CPU and returns uint8, without modifying it."""
+    is_crop = False
+    """Whether `forward` returns images of the size `crop_size`."""
+    crop_size: tuple[int, int] | None = None
+    """Height and width of the model's input, which `Compose` sets; None: those of the images."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()
@@ -38,10 +42,6 @@ class Operation(nn.Module):
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Draw the random parameters for images of this size, `[B, …]` each, from the images' keys, int64 `[B]`."""
         raise NotImplementedError
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the augmented images."""
-        return height, width
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: GroupRegistry[Operation | Mixing] = GroupRegistry("data/augment.operations", __package__)
+OPERATIONS: Registry[Operation | Mixing] = Registry("data.augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:

@@ -1,7 +1,9 @@
 """The augmentation operations: first the operations on single images, then mixup and cutmix."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ from vitmnist.augment.base import (
     random_uniform,
 )
 from vitmnist.config.validation import config_field
-from vitmnist.errors import DataError
+from vitmnist.errors import ConfigError, DataError
 
 LUMA = (0.2989, 0.587, 0.114)  # Weights of red, green and blue in the brightness (ITU-R 601-2, as in torchvision).
 
@@ -67,7 +69,7 @@ class Affine(Operation):
     Interpolation is bilinear; pixels outside the image are black.
     """
 
-    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor, ...]:
         """Draw the inverse transforms for `affine_grid`, float32 `[B, 2, 3]`."""
         uniform = [random_uniform(keys, index, -1, 1).float() for index in range(5)]
         angle = math.radians(self.options.degrees) * uniform[0]
@@ -75,9 +77,16 @@ class Affine(Operation):
         scale = 1 + self.options.scale * uniform[2]
         down = self.options.pixels * uniform[3]
         right = self.options.pixels * uniform[4]
+        amounts = angle, shear, torch.zeros_like(shear), right, down, scale
+        return (self.inverse_transforms(amounts, height, width),)
+
+    @staticmethod
+    def inverse_transforms(amounts: Sequence[Tensor], height: int, width: int) -> Tensor:
+        """Return the transforms; amounts are angle, shear along x and y, translation to the right and down, scale."""
+        angle, shear_x, shear_y, right, down, scale = amounts
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
         # The transform maps an output pixel to its source: x' = xx * (x - right) + xy * (y - down), …
-        xx, xy, yx, yy = cos - sin * shear, sin + cos * shear, -sin, cos
+        xx, xy, yx, yy = cos - sin * shear_x, sin + cos * shear_x, cos * shear_y - sin, cos + sin * shear_y
         # The unit of `affine_grid` is half a side. Without the aspect ratio, a rotation would shear images that are not
         # square.
         aspect = height / width
@@ -85,40 +94,37 @@ class Affine(Operation):
             torch.stack([xx, xy * aspect, -2 * (xx * right + xy * down) / width], dim=1),
             torch.stack([yx / aspect, yy, -2 * (yx * right + yy * down) / height], dim=1),
         ]
-        return (torch.stack(rows, dim=1),)
+        return torch.stack(rows, dim=1)
 
-    def forward(self, images: Tensor, transforms: Tensor) -> Tensor:
-        grid = F.affine_grid(transforms, list(images.shape), align_corners=False)
+    def forward(self, images: Tensor, *params: Tensor) -> Tensor:
+        grid = F.affine_grid(params[0], list(images.shape), align_corners=False)
         return F.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass
 class RandomResizedCropOptions:
-    """size: side of the result; null keeps the image's. scale: relative area of the crop. ratio: width / height."""
+    """scale: relative area of the crop. ratio: width / height."""
 
-    size: int | None = config_field(None, at_least=1)
     scale: tuple[float, float] = config_field((0.08, 1.0), is_range=True, above=0, at_most=1)
     ratio: tuple[float, float] = config_field((0.75, 1.3333), is_range=True, above=0)
 
 
 @OPERATIONS.register("random_resized_crop", RandomResizedCropOptions)
 class RandomResizedCrop(Operation):
-    """Crops a random box of each image and resizes it with bilinear interpolation, without antialiasing.
+    """Crops a random box of each image and resizes it to `crop_size` with bilinear interpolation, without antialiasing.
 
-    With `size: null`, crops are never reduced, so antialiasing would have no effect.
+    By default crops are resized to the size of the image, and never reduced, so antialiasing would have no effect.
     """
 
     takes_uint8 = True
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        return (self.options.size, self.options.size) if self.options.size else (height, width)
+    is_crop = True
 
     def draw(self, keys: Tensor, height: int, width: int) -> Boxes:
         return draw_boxes(keys, self.options.scale, self.options.ratio, height, width)
 
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
         _, _, height, width = images.shape
-        to_height, to_width = self.output_size(height, width)
+        to_height, to_width = self.crop_size or (height, width)
         boxes = Boxes(*params)
         if images.dtype == torch.uint8:
             # For an image of 224×224 pixels, this takes 0.05 ms on a core; with floats, it takes 0.22 ms.
@@ -141,26 +147,58 @@ def _compute_source_positions(first: Tensor, end: Tensor, side: int, to_side: in
 
 
 @dataclass
-class HorizontalFlipOptions:
-    """p: probability that an image is mirrored."""
+class ProbabilityOptions:
+    """p: probability that an image is changed."""
 
     p: float = config_field(0.5, at_least=0, at_most=1)
 
 
-@OPERATIONS.register("horizontal_flip", HorizontalFlipOptions)
-class HorizontalFlip(Operation):
-    """Mirrors an image with probability `p`."""
+class RandomChange(Operation):
+    """Applies a function to an image with probability `p`."""
 
-    takes_uint8 = True
+    def __init__(self, change: Callable[[Tensor], Tensor], takes_uint8: bool, options: ProbabilityOptions) -> None:
+        super().__init__(options)
+        self.change, self.takes_uint8 = change, takes_uint8
 
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         return (random_uniform(keys, 0) < self.options.p,)
 
-    def forward(self, images: Tensor, is_flipped: Tensor) -> Tensor:
+    def forward(self, images: Tensor, is_changed: Tensor) -> Tensor:
         if images.dtype == torch.uint8:  # A single large image on the CPU
-            return images.flip(3) if is_flipped else images
+            return self.change(images) if is_changed else images
         # With weights 0 and 1, `lerp` is exact; on a CPU, it is twice as fast as `where` with a broadcast mask.
-        return images.lerp(images.flip(3), is_flipped.float()[:, None, None, None])
+        return images.lerp(self.change(images), is_changed.float()[:, None, None, None])
+
+
+@dataclass
+class BlurOptions:
+    """kernel_size: side of the kernel, odd. sigma: smallest and largest standard deviation of the Gaussian."""
+
+    kernel_size: int = config_field(5, at_least=3)
+    sigma: tuple[float, float] = config_field((0.1, 2.0), is_range=True, above=0)
+
+
+@OPERATIONS.register("blur", BlurOptions)
+class Blur(Operation):
+    """Blurs each image with a Gaussian kernel, whose standard deviation is drawn uniformly. Borders are mirrored."""
+
+    def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
+        """Draw the weights of the kernels, float32 `[B, kernel_size]`."""
+        kernel_size, reach = self.options.kernel_size, self.options.kernel_size // 2
+        if kernel_size % 2 == 0 or reach >= min(height, width):
+            raise ConfigError(f"blur: kernel_size={kernel_size} must be odd, and at most {2 * min(height, width) - 1}")
+        squares = torch.arange(-reach, reach + 1, device=keys.device) ** 2
+        sigma = random_uniform(keys, 0, *self.options.sigma)[:, None]
+        return (torch.softmax(-squares / (2 * sigma**2), dim=1).float(),)
+
+    def forward(self, images: Tensor, kernels: Tensor) -> Tensor:
+        reach, weights = kernels.shape[1] // 2, kernels.T[:, :, None, None, None]
+        # Add up shifted images: the rounding of a convolution depends on the batch.
+        for dim, margins in ((3, [reach, reach, 0, 0]), (2, [0, 0, reach, reach])):
+            padded, side = F.pad(images, margins, mode="reflect"), images.shape[dim]
+            shifted = (weight * padded.narrow(dim, start, side) for start, weight in enumerate(weights))
+            images = sum(shifted, torch.zeros_like(images))
+        return images
 
 
 @dataclass
@@ -210,27 +248,34 @@ class ColorJitter(Operation):
         return tuple(factor[:, None, None, None] for factor in factors)
 
     def forward(self, images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
-        channels = images.shape[1]
-        if channels not in (1, 3):
-            raise DataError(f"color_jitter: takes images of 1 or 3 channels, found {channels}; leave it out")
         if self.options.brightness:
             images.mul_(brightness).clamp_(0, 1)
         if self.options.contrast:
             # Sum row by row: torch would split a sum over the whole image among threads, and change the rounding.
-            mean = _to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
+            mean = to_grey(images).contiguous().mean(dim=3, keepdim=True).mean(dim=2, keepdim=True)
             torch.lerp(mean, images, contrast, out=images).clamp_(0, 1)
-        if self.options.saturation and channels == 3:
-            torch.lerp(_to_grey(images), images, saturation, out=images).clamp_(0, 1)
+        if self.options.saturation and images.shape[1] > 1:
+            torch.lerp(to_grey(images), images, saturation, out=images).clamp_(0, 1)
         return images
 
 
-def _to_grey(images: Tensor) -> Tensor:
-    """Return the brightness of each pixel, `[B, 1, H, W]`."""
+def to_grey(images: Tensor) -> Tensor:
+    """Return the brightness of each pixel, `[B, 1, H, W]`; raises `DataError` unless there are 1 or 3 channels."""
     if images.shape[1] == 1:
         return images
+    if images.shape[1] != 3:
+        raise DataError(f"data.augment: changes of colour need images of 1 or 3 channels, found {images.shape[1]}")
     # A tensor of the factors would be copied to the GPU in each call, and the host would wait for the copy.
     red, green, blue = (images[:, channel : channel + 1] * factor for channel, factor in enumerate(LUMA))
     return red.add_(green).add_(blue)
+
+
+for _name, _change, _takes_uint8 in (
+    ("horizontal_flip", partial(torch.flip, dims=[3]), True),
+    ("vertical_flip", partial(torch.flip, dims=[2]), True),
+    ("grayscale", to_grey, False),
+):
+    OPERATIONS.register(_name, ProbabilityOptions)(partial(RandomChange, _change, _takes_uint8))
 
 
 @OPERATIONS.register("mixup", MixingOptions)

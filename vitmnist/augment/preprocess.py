@@ -12,7 +12,8 @@ from omegaconf import MISSING
 from torch import Tensor, nn
 
 from vitmnist.augment.base import OPERATIONS, Mixing, Operation, derive_keys, draw_keys, draw_partners
-from vitmnist.config.validation import validate
+from vitmnist.config.schema import DataConfig
+from vitmnist.config.validation import read_size, validate
 from vitmnist.data.channel_statistics import check_layout, check_statistics, compute_statistics
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sampler import EpochSampler
@@ -21,7 +22,6 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.rows import is_large
 
-OPERATIONS_KEY = "data.augment.operations"  # Messages name operations by this key.
 Params = tuple[Tensor, ...]  # The random parameters of an operation for a batch, `[B, …]` each
 
 
@@ -33,22 +33,20 @@ class AugmentOptions:
     operations: list[Any] = MISSING
 
 
-def build_augment(values: Mapping[str, Any]) -> Compose | None:
-    """Build the augmentation of a `data.augment` section, None for an empty list; raises `ConfigError`."""
-    options = validate(AugmentOptions, values, "data.augment")
+def build_augment(data: DataConfig) -> Compose:
+    """Build the augmentation of the section `data`; raises `ConfigError`."""
+    options = validate(AugmentOptions, data.augment, "data.augment")
     if options.name == "none" and options.operations:
         raise ConfigError("data.augment.name=none: is the empty list; for operations, set data/augment=compose")
-    return Compose(options.operations) if options.operations else None
+    crop_size = None if data.crop_size is None else read_size("data.crop_size", data.crop_size)
+    return Compose(options.operations, crop_size)
 
 
-def get_input_size(augment: Compose | None, height: int, width: int) -> tuple[int, int]:
-    """Return height and width of the model's input; raises `ConfigError` if the augmentation enlarges images."""
-    size = augment.output_size(height, width) if augment else (height, width)
+def get_input_size(data: DataConfig, height: int, width: int) -> tuple[int, int]:
+    """Return height and width of the model's input; raises `ConfigError` if it is larger than the dataset's images."""
+    size = build_augment(data).crop_size or (height, width)
     if size[0] > height or size[1] > width:
-        raise ConfigError(
-            f"data.augment: makes images of {size[0]}×{size[1]} from the dataset's {height}×{width}; set the "
-            "size of its random_resized_crop to null or less, or read larger images (data.dataset.size of a folder)"
-        )
+        raise ConfigError(f"data.crop_size={data.crop_size}: must be at most the size of the images, {height}×{width}")
     return size
 
 
@@ -57,6 +55,8 @@ class Compose(nn.Module):
 
     Args:
         operations: the name and parameters of each, `{"name": "shift", "pixels": 3}`. Other parameters have defaults.
+        crop_size: height and width of the model's input. Random crops have this size, and larger images are cropped to
+            it at their centre, after the operations; by default images keep their size.
 
     Raises:
         ConfigError: an operation or parameter is unknown, or an operation that mixes images is not the last one.
@@ -64,19 +64,21 @@ class Compose(nn.Module):
 
     operations: list[Operation]
 
-    def __init__(self, operations: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, operations: Sequence[Mapping[str, Any]], crop_size: tuple[int, int] | None = None) -> None:
         super().__init__()
+        self.crop_size = crop_size
         self.mixing: Mixing | None = None
         self.operations = nn.ModuleList()  # type: ignore[assignment]
         for index, values in enumerate(operations):
             if self.mixing:
-                mixing = f"{OPERATIONS_KEY}.{index - 1}.name={operations[index - 1]['name']}"
+                mixing = f"{OPERATIONS.group}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
             complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            operation = OPERATIONS.build(complete, key=f"{OPERATIONS_KEY}.{index}")
+            operation = OPERATIONS.build(complete, key=f"{OPERATIONS.group}.{index}")
             if isinstance(operation, Mixing):
                 self.mixing = operation
             else:
+                operation.crop_size = crop_size
                 self.operations.append(operation)
 
     def draw(self, keys: Tensor, height: int, width: int) -> list[Params]:
@@ -84,7 +86,8 @@ class Compose(nn.Module):
         params = []
         for index, operation in enumerate(self.operations):
             params.append(operation.draw(derive_keys(keys, index), height, width))
-            height, width = operation.output_size(height, width)
+            if operation.is_crop and self.crop_size:
+                height, width = self.crop_size
         return params
 
     def forward(self, images: Tensor, params: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -94,32 +97,7 @@ class Compose(nn.Module):
                 images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
             # Calling the module itself would check for hooks once per large image.
             images = operation.forward(images, *values)
-        return images
-
-    def split_params(self, params: Sequence[Params], images: Tensor) -> list[list[list[Any]]]:
-        """Split parameters by image: into numbers for operations on uint8 images, into tensors `[1, …]` for others."""
-        columns: list[list[Sequence[Any]]] = []
-        is_uint8 = images.dtype == torch.uint8
-        for operation, values_of_operation in zip(self.operations, params, strict=True):
-            is_uint8 = is_uint8 and operation.takes_uint8
-            # Convert the whole batch at once: it is faster than converting the values of each image in a thread.
-            columns.append([values.tolist() if is_uint8 else values.split(1) for values in values_of_operation])
-        return [[[values[row] for values in column] for column in columns] for row in range(len(images))]
-
-    def mix(self, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-        """Mix each image with a partner; arguments and results are as in `Preprocess.mix_batch`."""
-        assert self.mixing is not None
-        keys = derive_keys(keys, len(self.operations))
-        partners = draw_partners(keys, labels >= 0)
-        mixed, weights = self.mixing(images, images[partners], keys)
-        one_hot = (labels[:, None] == torch.arange(classes, device=labels.device)).float()
-        return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the augmented images."""
-        for operation in self.operations:
-            height, width = operation.output_size(height, width)
-        return height, width
+        return center_crop(images, self.crop_size)
 
 
 def center_crop(images: Tensor, size: tuple[int, ...] | None) -> Tensor:
@@ -137,7 +115,7 @@ class Preprocess(nn.Module):
     Floating-point images are assumed to be normalised, and pass through. To be augmented, they are converted back to
     uint8 if `data` is given, so that augmented images are the same with all loaders.
 
-    If the augmentation makes images smaller, images that are not augmented are cropped to that size at the centre.
+    Images that are not augmented are cropped at their centre to the `crop_size` of the augmentation.
 
     Args:
         data: a split, or a pair of tensors with uint8 images, from which the statistics are computed.
@@ -145,7 +123,6 @@ class Preprocess(nn.Module):
         classes: the number of classes, for an augmentation that mixes images; by default the number in the split.
         mean: instead of `data`, the mean of each channel of images in 0…1; a number for one channel.
         std: the standard deviation of each channel; required with `mean`.
-        size: height and width of the model's input; by default the size of the augmented images of `data`.
 
     Raises:
         ConfigError: neither `data` nor `mean` and `std` are given, or both, or impossible values.
@@ -164,7 +141,6 @@ class Preprocess(nn.Module):
         classes: int | None = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
-        size: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         if (data is None) == (mean is None) or (mean is None) != (std is None):
@@ -174,15 +150,15 @@ class Preprocess(nn.Module):
             if not isinstance(source, TensorSet):
                 raise ConfigError("Preprocess computes no statistics of a map-style dataset; give mean= and std=")
             mean, std = (source.mean, source.std) if isinstance(source, Split) else compute_statistics(source.images)
-            if augment is not None:
-                size = size or augment.output_size(*source.images.shape[-2:])
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).view(-1, 1, 1))
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).view(-1, 1, 1))
         check_statistics("mean= and std=", self.mean.flatten().tolist(), self.std.flatten().tolist())
         # `max_value` is a tensor because CUDA divides by a Python number by multiplying with its reciprocal.
         self.register_buffer("max_value", torch.tensor([255.0]))
-        self.augment, self.input_size = augment, size
         self._no_augment = Compose([])
+        self.augment = augment or self._no_augment
+        self.has_mixing = self.augment.mixing is not None
+        """Whether the augmentation mixes images and their labels: then call `mix_batch`."""
         self._data_is_uint8 = data is not None  # Statistics exist only for uint8 images.
         self.classes = len(data.classes) if isinstance(data, Split) else classes
 
@@ -205,42 +181,32 @@ class Preprocess(nn.Module):
         check_layout(images.shape, len(self.mean))
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise DataError(f"images: must be uint8, or floating point and normalised, found {images.dtype}")
-        if self.augment is None or keys is None:
-            images = center_crop(images, self.input_size)
+        if keys is None:
+            images = center_crop(images, self.augment.crop_size)
             return images if images.is_floating_point() else self._normalize(self._no_augment, images, [])
-        images = self._denormalize(images)
+        if images.is_floating_point():
+            images = images * self.std + self.mean
+            if self._data_is_uint8:
+                # Images normalised with other statistics can leave 0…1, and `to` would wrap them around.
+                images = images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
         # Draw for the whole batch: in threads, small operations would wait for the GIL.
         return self._normalize(self.augment, images, self.augment.draw(keys, *images.shape[2:]))
 
     def _normalize(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
         """Augment and normalise images: large ones on the CPU one by one in threads, others as a batch."""
         is_eager_on_cpu = images.device.type == "cpu" and not torch.compiler.is_compiling()
-        if is_eager_on_cpu and is_large(augment.output_size(*images.shape[2:])):
-            return self._normalize_large_images(augment, images, params)
-        return augment.forward(self._to_unit_floats(images), params).sub_(self.mean).div_(self.std)
-
-    def _normalize_large_images(self, augment: Compose, images: Tensor, params: list[Params]) -> Tensor:
-        """Augment and normalise each image in a thread, into its row of a contiguous batch."""
-        height, width = augment.output_size(*images.shape[2:])
-        normalized = torch.empty(*images.shape[:2], height, width, dtype=torch.float32, device="cpu")
-        params_by_image = augment.split_params(params, images)
+        size = augment.crop_size or images.shape[2:]
+        if not (is_eager_on_cpu and is_large(size)):
+            augmented = augment.forward(self._to_unit_floats(images), params)
+            return augmented.contiguous().sub_(self.mean).div_(self.std)  # The centre crop of a batch is a view.
+        normalized = torch.empty(*images.shape[:2], *size, dtype=torch.float32, device="cpu")
 
         def normalize_image(row: slice) -> None:
-            image = augment.forward(images[row], params_by_image[row.start])
+            image = augment.forward(images[row], [[values[row] for values in drawn] for drawn in params])
             torch.sub(self._to_unit_floats(image, normalized[row]), self.mean, out=normalized[row]).div_(self.std)
 
         map_slices(normalize_image, len(images), size=1)
         return normalized
-
-    def _denormalize(self, images: Tensor) -> Tensor:
-        """Convert normalised float images to uint8, or to 0…1 if the data is unknown; return uint8 images unchanged."""
-        if images.dtype == torch.uint8:
-            return images
-        images = images * self.std + self.mean
-        if not self._data_is_uint8:
-            return images
-        # Images normalised with other statistics can leave 0…1, and `to` would wrap them around.
-        return images.mul_(self.max_value).round_().clamp_(0, 255).to(torch.uint8)
 
     def _to_unit_floats(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         """Convert uint8 images to contiguous float32 in 0…1; return float images unchanged."""
@@ -260,19 +226,19 @@ class Preprocess(nn.Module):
             The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
             label of an image, zero for padding. Raises the errors of `forward`.
         """
-        if self.augment is None or not self.has_mixing:
+        if self.augment.mixing is None:
             raise ConfigError("this augmentation does not mix images; call Preprocess itself")
         if self.classes is None:
             raise ConfigError("mixing makes class probabilities: pass Preprocess a split, or the number of classes=")
-        return self.augment.mix(self._augment_and_normalize(images, keys), labels, keys, self.classes)
-
-    @property
-    def has_mixing(self) -> bool:
-        """Whether the augmentation mixes images and their labels."""
-        return self.augment is not None and self.augment.mixing is not None
+        images = self._augment_and_normalize(images, keys)
+        keys = derive_keys(keys, len(self.augment.operations))
+        partners = draw_partners(keys, labels >= 0)
+        mixed, weights = self.augment.mixing(images, images[partners], keys)
+        one_hot = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
+        return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
     def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """Yield the random keys of each batch of an epoch from `start` on; None without augmentation."""
-        if self.augment is None:
+        if not self.augment.operations and not self.has_mixing:
             return repeat(None)
         return iter(draw_keys(sampler, epoch, self.mean.device, start).split(sampler.rank_batch_size))

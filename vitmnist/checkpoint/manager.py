@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from safetensors.torch import save as to_safetensors
 
-from vitmnist.augment.preprocess import build_augment, get_input_size
+from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
@@ -104,7 +104,7 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
@@ -156,8 +156,7 @@ class CheckpointManager:
         """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
         best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
-        with storage.as_damaged_error(best):
-            self.step.eval_model.load_state_dict(weights)
+        self.step.eval_model.load_state_dict(weights)
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
@@ -179,8 +178,7 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
-    with storage.as_damaged_error(folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-        checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
+    checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
     check_resumable(checkpoint.config, to_json_values(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
@@ -216,6 +214,6 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "classes": train.classes,
         "mean": train.mean,
         "std": train.std,
-        "size": get_input_size(build_augment(config.data.augment), *train.images.shape[2:]),
+        "size": get_input_size(config.data, *train.images.shape[2:]),
         "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
     }

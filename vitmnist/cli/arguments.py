@@ -15,9 +15,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
 from vitmnist.errors import ConfigError
 
-# Arguments that make a command repeatable: it begins a run or sweep the first time, and resumes it later.
-AUTO_RESUME = "hydra.run.dir=FOLDER resume=auto"
-SWEEP_AUTO_RESUME = "hydra.sweep.dir=FOLDER resume=auto"
 # Options of Hydra that would bypass the validation of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
@@ -36,7 +33,7 @@ class Arguments:
 
     @property
     def overrides_to_compose(self) -> list[str]:
-        """The overrides for Hydra: those of the values of a run that must be resumed are applied to its record."""
+        """The overrides that Hydra applies. With `resume=FOLDER`, the others change the recorded configuration."""
         if self.resume in (None, "auto"):
             return self.overrides
         return [*filter(is_hydra_override, self.overrides)]
@@ -65,10 +62,11 @@ def parse_arguments(argv: list[str]) -> Arguments:
     overrides = without_keys(overrides, ["resume"])
     if resume == "auto":
         if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
-            raise ConfigError(f"resume=auto: in which folder? Type {AUTO_RESUME}, or for a sweep {SWEEP_AUTO_RESUME}")
+            advice = "Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra.sweep.dir=FOLDER resume=auto"
+            raise ConfigError(f"resume=auto: in which folder? {advice}")
     elif resume is not None:
         if options.multirun:
-            advice = f"a sweep is resumed by its own command with {SWEEP_AUTO_RESUME}"
+            advice = "a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
             raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
         overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(options, overrides, resume)

@@ -14,7 +14,6 @@ import os
 import runpy
 import sys
 from argparse import REMAINDER, Namespace
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,8 +56,7 @@ def main() -> None:
         sys.exit(exit_code)
     observer.end()
     report = describe_script(observer, exit_code)
-    with suppress(ValueError, OSError):  # The script can close `sys.__stderr__`.
-        print(format_report(report), file=sys.__stderr__)
+    print(format_report(report), file=sys.__stderr__)
     if json_file:
         json_file = json_file if report.rank is None else json_file.with_stem(f"{json_file.stem}-rank{report.rank}")
         json_file.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")

@@ -42,11 +42,6 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
     return initial, without_keys(overrides, GLOBAL_GROUPS)
 
 
-def has_run_to_continue(folder: Path) -> bool:
-    """Whether `resume=auto` continues the run in a folder, or prints its result; otherwise, it begins a new run."""
-    return has_checkpoint(folder) or read_run(folder).result.status == "completed"
-
-
 def print_if_completed(folder: Path, config: Config) -> bool:
     """Print the result of a completed run; returns False if it needs more training, for example more epochs.
 

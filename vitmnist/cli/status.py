@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from vitmnist.cli.command import create_parser, errors_as_messages
+from vitmnist.errors import escape_unprintable
 from vitmnist.runtime.files import display_path
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
@@ -47,8 +48,5 @@ def main() -> None:
         run["tags"] = ", ".join(run["tags"]) or None
         run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
     shown = [key for key in runs[0] if any(run[key] is not None for run in runs)]
-    print(
-        tabulate(
-            [{key: run[key] for key in shown} for run in runs], headers="keys", tablefmt="plain", disable_numparse=True
-        )
-    )
+    rows = [{key: run[key] for key in shown} for run in runs]
+    print(escape_unprintable(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)))

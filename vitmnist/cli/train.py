@@ -22,17 +22,19 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, find_value, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
-from vitmnist.cli.resume import has_run_to_continue, print_if_completed, split_global_overrides
+from vitmnist.cli.resume import print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override
 from vitmnist.config.compose import compose_command, initialized_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.runtime.files import display_path
+from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import Result
+from vitmnist.tracking.runs import read_run
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -101,10 +103,11 @@ def configure_run(
         The run; None if it needs no training.
     """
     folder, overrides = Path(hydra_values.run.dir), arguments.overrides
-    is_resumed = has_run_to_continue(folder) if arguments.resume == "auto" else arguments.resume is not None
+    is_resumed = arguments.resume is not None
+    if arguments.resume == "auto":
+        is_resumed = has_checkpoint(folder) or read_run(folder).result.status == "completed"
+        print(f"resume=auto: {'resuming' if is_resumed else 'beginning'} {display_path(folder)}")
     if is_resumed:
-        if arguments.resume == "auto":
-            print(f"resume=auto: resuming {display_path(folder)}")
         global_overrides, overrides = split_global_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
         overrides = [*global_overrides, *overrides]

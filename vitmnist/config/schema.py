@@ -54,6 +54,7 @@ class DataConfig:
     fold: int | None = config_field(None, at_least=0)
     drop_last: bool = MISSING
     normalize: Any = MISSING
+    crop_size: Any = config_field(None, at_least=1)
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
     loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="timing")
     augment: dict[str, Any] = MISSING

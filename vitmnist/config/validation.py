@@ -62,6 +62,14 @@ def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> 
     return options
 
 
+def read_size(key: str, size: object) -> tuple[int, int]:
+    """Return the height and width that a key has; raises `ConfigError` unless it is a number of pixels or a pair."""
+    sides: list[Any] = size if isinstance(size, list) else [size, size]
+    if len(sides) != 2 or any(type(side) is not int for side in sides):
+        raise ConfigError(f"{key}={size}: must be a number of pixels, or [height, width]")
+    return sides[0], sides[1]
+
+
 def escape_interpolations(value: object) -> Any:
     """Escape `${` so that OmegaConf takes it as text."""
     if isinstance(value, dict):

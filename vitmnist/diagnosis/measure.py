@@ -162,7 +162,7 @@ def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> It
     modules = list(model.modules()) if model is not None else []
     modes = [module.training for module in modules]
     # A state_dict lacks non-persistent buffers.
-    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
+    buffers = [(buffer, buffer.clone()) for buffer in (model.buffers() if model is not None else ())]
     try:
         yield
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import inf
 
 from vitmnist.diagnosis.observed_loader import LoaderInfo, ObservedLoader, merge_passes
@@ -67,7 +66,7 @@ class Report:
         stopped: whether `--stop` ended the script.
         steps: number of batches after the warm-up, of the loader that delivered most batches.
         incomplete: why nothing was measured.
-        seconds, between_s: duration of all passes, where overlapping passes count once, and the time between them.
+        seconds: duration of all passes, where overlapping passes count once.
     """
 
     exit_code: int
@@ -79,7 +78,6 @@ class Report:
     seconds: float
     waiting_s: float
     waiting_pct: float | None
-    between_s: float
     bottleneck: Bottleneck | None
     loaders: list[ObservedLoaderReport]
 
@@ -90,8 +88,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     loaders = [loader for loader in observer.loaders if loader.batches and observer.warm_up_done]
     reports = [ObservedLoaderReport.from_observed(loader, end_time) for loader in loaders]
     steps = max((loader.batches for loader in loaders), default=0)
-    passes = merge_passes(loaders, end_time)
-    seconds = sum(end - start for start, end in passes)
+    seconds = sum(end - start for start, end in merge_passes(loaders, end_time))
     waiting_s = sum(loader.waiting_s for loader in loaders)
     waiting_pct, bottleneck = None, None
     if loaders and not any(loader.in_other_thread for loader in loaders):
@@ -116,7 +113,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         seconds=seconds,
         waiting_s=waiting_s,
         waiting_pct=waiting_pct,
-        between_s=sum((later[0] - earlier[1] for earlier, later in pairwise(passes)), 0.0),
         bottleneck=bottleneck,
         loaders=reports,
     )
@@ -131,9 +127,7 @@ def format_report(report: Report) -> str:
         lines.append(f"incomplete: {report.incomplete}")
     if report.seconds:
         steps = f"{report.steps} batches" + (f" after a warm-up of {report.warm_up}" if report.warm_up else "")
-        between = f"; {format_seconds(report.between_s)} s between the passes over the loaders are not counted"
-        is_noticeable = report.between_s > NOTICEABLE_SHARE * report.seconds
-        lines.append(f"script: {steps} in {format_seconds(report.seconds)} s{between if is_noticeable else ''}")
+        lines.append(f"script: {steps} in {format_seconds(report.seconds)} s")
     if report.bottleneck and report.waiting_pct is not None:
         lines.append("verdict: " + format_bottleneck(report.bottleneck, report.waiting_pct, report.steps))
     for index, loader in enumerate(report.loaders, 1):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitmnist.augment.preprocess import Preprocess
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.data.images import ImageReader, Pixels, to_tensor
@@ -203,10 +203,10 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
         info, tensors = read_weights_file(path)
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = ([*map(float, info[key])] for key in ("mean", "std"))
-        size, dataset = tuple(map(int, info["size"])), dict(info["dataset"])
+        (height, width), dataset = map(int, info["size"]), dict(info["dataset"])
     with preserved_random_state():  # Building a model draws its initial weights.
-        module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], *size), len(classes))
+        module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], height, width), len(classes))
     with as_damaged_error(path):
         module.load_state_dict(tensors)
-    preprocess = Preprocess(mean=mean, std=std, size=size)
+    preprocess = Preprocess(augment=Compose([], (height, width)), mean=mean, std=std)
     return TrainedModel(folder, path, module.eval().to(chosen), preprocess.to(chosen), classes, shape, dataset)

@@ -66,10 +66,10 @@ def build_fastest_loader(
 
     `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
-    make_candidate = partial(LoaderCandidate, device=device, step=step) if step else None
+    make_candidate = partial(LoaderCandidate, device=device, step=step)
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserved_random_state(device=device):
-        selection, loader = select_loader(options, data, sampler, device, make_candidate=make_candidate)
+        selection, loader = select_loader(options, data, sampler, device, make_candidate)
     print(selection.table(), file=sys.stderr)
     return loader
 
@@ -79,13 +79,12 @@ def select_loader(
     data: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
-    *,
-    make_candidate: Callable[[Loader], LoaderCandidate] | None = None,
+    make_candidate: Callable[[Loader], LoaderCandidate],
 ) -> tuple[LoaderSelection, Loader]:
     """Time the loaders that fit, and return the fastest. The caller must close it.
 
     Args:
-        make_candidate: makes a loader a candidate with a training step; without it, batches are dropped.
+        make_candidate: makes a loader a candidate, with or without a training step.
 
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
@@ -125,12 +124,12 @@ def _build_candidate(
     data: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
-    make_candidate: Callable[[Loader], LoaderCandidate] | None,
+    make_candidate: Callable[[Loader], LoaderCandidate],
 ) -> LoaderCandidate:
     started = time.perf_counter()
     loader = LOADERS.build(values, data, sampler, device)
     set_up_s = time.perf_counter() - started
-    candidate = make_candidate(loader) if make_candidate else LoaderCandidate(loader, device)
+    candidate = make_candidate(loader)
     candidate.set_up_s = set_up_s
     return candidate
 

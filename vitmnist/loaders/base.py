@@ -4,7 +4,6 @@ To add a loader, write a module in this folder that registers a subclass of `Loa
 and its YAML file in `conf/data/loader/`.
 """
 
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
@@ -41,10 +40,9 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # The live generators and threads
-        self._lock = threading.Lock()  # `prefetch` starts epochs in threads.
+        self._epochs: weakref.WeakSet[Batches] = weakref.WeakSet()
         # This also runs at interpreter exit, while threads and processes can still be stopped.
-        weakref.finalize(self, _close_all, self._iterators, self._lock)
+        weakref.finalize(self, _close_all, self._epochs)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -55,16 +53,11 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
         Live iterators are independent. An abandoned iterator is closed when it is garbage-collected.
         """
-        iterator = self.batches(epoch, start)
-        if not isinstance(iterator, Generator) or iterator in self._iterators:  # Two epochs would share it.
+        batches = self.batches(epoch, start)
+        if not isinstance(batches, Generator) or batches in self._epochs:  # Two epochs would share it.
             raise TypeError(f"{type(self).__name__}.batches must be a generator function")
-        self._close_later(iterator)
-        return iterator
-
-    def _close_later(self, iterator: Any) -> None:
-        """Close an iterator when the loader is closed."""
-        with self._lock:
-            self._iterators.add(iterator)
+        self._epochs.add(batches)
+        return batches
 
     @abstractmethod
     def batches(self, epoch: int, start: int) -> Batches:
@@ -76,20 +69,18 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     def close(self) -> None:
         """End live iterators, and release the resources of the loader."""
-        _close_all(self._iterators, self._lock)
+        _close_all(self._epochs)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _close_all(iterators: weakref.WeakSet[Any], lock: threading.Lock) -> None:
-    with lock:
-        live_iterators = list(iterators)
-    for iterator in live_iterators:
-        with suppress(ValueError):  # Another thread is running the generator, and will close it.
-            iterator.close()
+def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
+    for batches in list(epochs):
+        with suppress(ValueError):  # A thread of `prefetch` is blocked in the generator.
+            batches.close()
 
 
-LOADERS: GroupRegistry[Loader] = GroupRegistry("data/loader", __package__)
+LOADERS: Registry[Loader] = Registry("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register

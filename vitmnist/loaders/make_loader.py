@@ -91,7 +91,7 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the default options of the loader, and of the loader that it wraps."""
-    if base := values.get("base"):
-        values = {**values, "base": _complete({"name": base} if isinstance(base, str) else dict(base))}
+    """Add the default options of the loader. A base of `prefetch` can be a name."""
+    if isinstance(base := values.get("base"), str):
+        values = {**values, "base": {"name": base}}
     return LOADERS.with_defaults(values)

@@ -36,8 +36,8 @@ class PrefetchLoader(Loader):
     def __init__(
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or LOADERS.with_defaults({"name": "ram" if isinstance(data, TensorSet) else "disk"})
-        self.base = LOADERS.build(values, data, sampler, device, key="data.loader.base")
+        values = options.base or {"name": "ram" if isinstance(data, TensorSet) else "disk"}
+        self.base = LOADERS.build(LOADERS.with_defaults(values), data, sampler, device, key="data.loader.base")
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
         self.options = options
@@ -54,7 +54,6 @@ class PrefetchLoader(Loader):
         prepared: BackgroundMap[Event, tuple[Any, Event]] = BackgroundMap(
             make, events, threads=1, max_ahead=self.options.queue_size + 1, context=self.stream
         )
-        self._close_later(prepared)  # `close` ends it even while this generator waits for it in another thread.
         with closing(prepared):
             for batch, event in prepared:
                 if batch is END:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the sum of the loss over the images, a scalar tensor, from float32 logits `[B, classes]` and targets.
@@ -14,5 +14,5 @@ row of zeros is padding and has a loss of 0. The step divides the sum by the glo
 microbatches nor ranks change the gradient.
 """
 
-LOSSES: GroupRegistry[Loss] = GroupRegistry("loss", __package__)
+LOSSES: Registry[Loss] = Registry("loss", __package__)
 """Built with (options, labels of the training split, names of the classes, device)."""

@@ -2,6 +2,6 @@
 
 from torch import nn
 
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
-MODELS: GroupRegistry[nn.Module] = GroupRegistry("model", __package__)
+MODELS: Registry[nn.Module] = Registry("model", __package__)

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
-OPTIMIZERS: GroupRegistry[Optimizer] = GroupRegistry("optimizer", __package__)
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
 
 
 @dataclass

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import GroupRegistry, NoOptions
+from vitmnist.registry import NoOptions, Registry
 
-SCHEDULES: GroupRegistry[float] = GroupRegistry("schedule", __package__)
+SCHEDULES: Registry[float] = Registry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
 
 Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs. If the

@@ -232,12 +232,10 @@ def _read_rows(
             partial(collate_batch, collate, samples, indices), collate, always_repeat=False
         )
     except DataError as error:  # These samples may never form a batch.
-        raise NoRowPerSampleError(str(error)) from error
-    if reason:
-        raise NoRowPerSampleError(f"collating is random: {reason}")
-    rows = RowTensors.from_batch(batch, len(indices))
+        raise NoRowPerSampleError from error
+    rows = None if reason else RowTensors.from_batch(batch, len(indices))
     if not rows or rows.signature != example.signature:
-        raise NoRowPerSampleError(f"not every batch has the tensors {example.signature}")
+        raise NoRowPerSampleError
     return rows.tensors
 
 

@@ -210,7 +210,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:  # The file of a fingerprint can hold other samples.
-        raise error if options.fingerprint else NoRowPerSampleError(f"rows depend on the batch: {error}") from error
+        raise error if options.fingerprint else NoRowPerSampleError from error
     return replacement
 
 

@@ -6,7 +6,7 @@ that slows a whole round cancels in the ratio.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -71,9 +71,10 @@ class ReportRow:
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
             quality = self.quality_by_seed(name).values() if metric.summary == "selected" else ()
-            spreads[name] = _spread(quality or _measured(timed_runs or self.runs, metric))
-        spreads[TEST_ACC] = _spread(self.quality_by_seed(TEST_ACC).values())
-        return spreads
+            values = quality or _measured(timed_runs or self.runs, metric)
+            spreads[name] = Spread.of(values) if values else None
+        tests = self.quality_by_seed(TEST_ACC).values()
+        return spreads | {TEST_ACC: Spread.of(tests) if tests else None}
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -89,9 +90,7 @@ class ReportRow:
     def status(self) -> str:
         """The status of the runs; if they differ, each status with its number of runs."""
         counts = Counter(run.status_text for run in self.runs)
-        if len(counts) == 1:
-            return next(iter(counts))
-        return "; ".join(f"{count} {text}" for text, count in counts.items())
+        return "; ".join(f"{count} {text}" if len(counts) > 1 else text for text, count in counts.items())
 
 
 def _as_overrides(values: Mapping[str, object]) -> str:
@@ -114,15 +113,16 @@ class Comparison:
     @cached_property
     def timed_rows(self) -> list[ReportRow]:
         """The rows with times to compare, lowest median first."""
-        timed = [(row.epoch_s.median, row) for row in self.rows if row.rounds and row.epoch_s]
-        return [row for _, row in sorted(timed, key=lambda pair: pair[0])]
+        return [row for row in self._rows_by_time() if row.rounds]
+
+    def _rows_by_time(self) -> list[ReportRow]:
+        return sorted(self.rows, key=lambda row: row.epoch_s.median if row.epoch_s else math.inf)
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[ReportRow]:
-        times: dict[ReportRow, dict[str, float]] = {}
-        for row in self.timed_rows:
-            # Runs of several seeds in a round share the state of the machine, so they count as one.
-            times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
+        # Runs of several seeds in a round share the state of the machine, so they count as one.
+        rounds = {row: row.rounds.items() for row in self.timed_rows}
+        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
     def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
@@ -165,12 +165,8 @@ class Comparison:
     def sorted_rows(self) -> list[ReportRow]:
         """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
         rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
-
-        def sort_key(row: ReportRow) -> tuple[float, ...]:
-            time = row.epoch_s.median if row.epoch_s else math.inf
-            return rank.get(row.label_without_loader, len(rank)), not row.rounds, time
-
-        return sorted(self.rows, key=sort_key)
+        timed_first = sorted(self._rows_by_time(), key=lambda row: not row.rounds)
+        return sorted(timed_first, key=lambda row: rank.get(row.label_without_loader, len(rank)))
 
     @property
     def machine_and_data(self) -> str:
@@ -279,7 +275,3 @@ def format_fact(value: object) -> str:
 
 def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
     return [value for run in runs if (value := run.value_of(metric.name)) is not None]
-
-
-def _spread(values: Collection[float]) -> Spread | None:
-    return Spread.of(values) if values else None

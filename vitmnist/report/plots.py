@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from vitmnist.config.schema import format_value
@@ -31,22 +30,16 @@ PHASES: dict[str, dict[str, Any]] = {
     "other": {"alpha": 0.35},
 }
 """The parts of an epoch and their styles; `other` is evaluation and saving. The loader determines the colour."""
-CURVES: dict[str, dict[str, Any]] = {
-    "best": {"color": COLOURS[0], "linestyle": "-"},
-    "median": {"color": COLOURS[2], "linestyle": "--"},
-    "worst": {"color": COLOURS[5], "linestyle": ":"},
-}
+CURVES: dict[str, Any] = {"best": (COLOURS[0], "-"), "median": (COLOURS[2], "--"), "worst": (COLOURS[5], ":")}
 """The colours and line styles of the loss curves."""
 WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.3, 0.44, 2.1
-"""The sizes of a panel, of a row and of the axes of the loss curves, in inches."""
+"""The width of a panel, and the heights of a row and of the loss curves, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
 STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
-MAX_ROWS = 30
-"""The largest number of rows in a panel."""
-LINE_LENGTH = 48
-"""The number of characters that fit in the width of a panel."""
+MAX_ROWS, LINE_LENGTH = 30, 48
+"""The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
 @rc_context(fname=STYLE)
@@ -109,11 +102,13 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     """Draw the phases of an epoch as a bar."""
     legend = [Patch(label=name, facecolor="#777777", edgecolor="#777777", **style) for name, style in PHASES.items()]
     figure, axes = _create_panel("Seconds per epoch", legend, ROW_HEIGHT * len(rows))
-    _label_rows(axes, rows, [_time_text(comparison, row) for row in rows])
+    ratios = [comparison.ratio(row) for row in rows]
+    texts = [f", {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else "" for ratio in ratios]
+    times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
+    _label_rows(axes, rows, [time + text for time, text in zip(times, texts, strict=True)])
     loaders = [*dict.fromkeys(row.values.get(LOADER) for row in comparison.rows)]
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, COLOURS[loaders.index(row.values.get(LOADER)) % len(COLOURS)])
-    axes.set(xlim=(0, 1.01 * max(row.epoch_s.high for row in rows if row.epoch_s)))
     axes.set_xlabel("whiskers: range; ≈: within noise of the fastest", loc="left")
     return figure
 
@@ -133,12 +128,6 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, colour: str) -> None:
         axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
 
 
-def _time_text(comparison: Comparison, row: ReportRow) -> str:
-    assert row.epoch_s
-    seconds, ratio = f"{format_seconds(row.epoch_s.median)} s", comparison.ratio(row)
-    return f"{seconds}, {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else seconds
-
-
 def _draw_curves(ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
     """Draw the best, the median and the worst of some curves with their labels, the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
@@ -147,12 +136,14 @@ def _draw_curves(ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
     for index, name in sorted(names.items()):
         losses, label = ranked[index]
         text = _shorten(f"{name}: {label}", LINE_LENGTH)
-        lines.append(Line2D(range(1, len(losses) + 1), losses, marker=".", label=text, **CURVES[name]))
+        colour, style = CURVES[name]
+        epochs = range(1, len(losses) + 1)
+        lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
     figure, axes = _create_panel("Evaluation loss by epoch", lines, CURVES_HEIGHT, columns=1, left=0.5)
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.locator_params(axis="x", integer=True)
     axes.grid()
     return figure
 

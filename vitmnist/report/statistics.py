@@ -39,8 +39,7 @@ class Difference:
         return max(self.low, 1 / self.high) > NEGLIGIBLE_RATIO
 
     def __str__(self) -> str:
-        remark = "" if self.is_clear else ", within noise"
-        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{remark})"
+        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{'' if self.is_clear else ', within noise'})"
 
 
 class PairwiseComparison(Generic[T]):

@@ -20,8 +20,7 @@ NO_RATIO = "Fewer than three rounds do not show the noise of times; set repeats=
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    sentences = [summarize_quality(comparison), *summarize_times(comparison)]
-    return [sentence for sentence in sentences if sentence]
+    return [*filter(None, [summarize_quality(comparison)]), *summarize_times(comparison)]
 
 
 def format_quality(metric: MetricRow, value: float) -> str:

@@ -138,9 +138,9 @@ def _cells(comparison: Comparison, row: ReportRow, output: Path) -> dict[str, st
     metric = comparison.metric
     cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
     cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
-    cells["over seeds"] = EMPTY_CELL
-    if len(values := row.quality_by_seed(metric.name).values()) > 1:
-        cells["over seeds"] = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}"
+    values = row.quality_by_seed(metric.name).values()
+    over_seeds = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}" if len(values) > 1 else EMPTY_CELL
+    cells["over seeds"] = over_seeds
     cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
     # Quality stands before times.
     for column in sorted(build_epoch_table().values(), key=lambda column: column.summary != "selected"):

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from queue import SimpleQueue
@@ -22,7 +22,6 @@ JOIN_S = 1.0
 
 Item = TypeVar("Item")
 Returned = TypeVar("Returned")
-ResultOrError = tuple[Any, BaseException | None]
 
 
 class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
@@ -49,18 +48,18 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._items, self._max_ahead = iter(items), max_ahead
-        # Garbage collection can run `_stop` in any thread, also in the middle of a queue operation. So all queues are
-        # `SimpleQueue`, whose `put` is reentrant.
-        self._jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None] = SimpleQueue()
-        self._waiting: deque[SimpleQueue[ResultOrError]] = deque()
+        # Garbage collection can run `_stop` in any thread, also in the middle of a queue operation. The `put` of
+        # `SimpleQueue` is reentrant.
+        self._jobs: SimpleQueue[tuple[Item, Future[Returned]] | None] = SimpleQueue()
+        self._waiting: deque[Future[Returned]] = deque()
         self._is_stopped = threading.Event()
         work = partial(_work, fn, self._jobs, self._is_stopped, context)
         # At exit, the interpreter would join non-daemon threads before it calls `_stop`.
         workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        self.close = weakref.finalize(self, _stop, self._jobs, self._waiting, self._is_stopped, workers)
-        """Stop the threads, and wait up to a second for them. A consumer that waits in another thread stops too."""
+        self.close = weakref.finalize(self, _stop, self._jobs, self._is_stopped, workers)
+        """Stop the threads, and wait up to a second for them."""
 
     def __next__(self) -> Returned:
         while len(self._waiting) <= self._max_ahead:
@@ -68,49 +67,34 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
                 item = next(self._items)
             except StopIteration:
                 break
-            self._waiting.append(SimpleQueue())
+            self._waiting.append(Future())
             self._jobs.put((item, self._waiting[-1]))
         if not self._waiting or self._is_stopped.is_set():
             self.close()
             raise StopIteration
-        result, error = self._waiting[0].get()
-        self._waiting.popleft()
-        try:
-            if error is not None:
-                raise error
-            return result  # type: ignore[no-any-return]
-        finally:
-            # The traceback refers to this frame, and that cycle would keep every object in its frames alive.
-            del error
+        return self._waiting.popleft().result()
 
 
 def _work(
-    fn: Callable[[Item], Any],
-    jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None],
+    fn: Callable[[Item], Returned],
+    jobs: SimpleQueue[tuple[Item, Future[Returned]] | None],
     is_stopped: threading.Event,
     context: Callable[[], AbstractContextManager[Any]],
 ) -> None:
     with context():
         while (job := jobs.get()) and not is_stopped.is_set():
-            item, queue = job
+            item, future = job
             try:
-                queue.put((fn(item), None))
+                future.set_result(fn(item))
             except StopIteration:  # Raised by `__next__`, it would silently end the consumer's loop (PEP 479).
-                queue.put((None, RuntimeError("a function in a background thread raised StopIteration")))
+                future.set_exception(RuntimeError("a function in a background thread raised StopIteration"))
             except BaseException as error:  # Without a result, the consumer would wait for ever.
-                queue.put((None, error))
-            del job, item  # A thread that waits must not keep a batch.
+                future.set_exception(error)
+            del job, item, future  # A thread that waits must not keep a batch.
 
 
-def _stop(
-    jobs: SimpleQueue[Any],
-    waiting: deque[SimpleQueue[ResultOrError]],
-    is_stopped: threading.Event,
-    workers: list[threading.Thread],
-) -> None:
+def _stop(jobs: SimpleQueue[Any], is_stopped: threading.Event, workers: list[threading.Thread]) -> None:
     is_stopped.set()
-    for queue in list(waiting):  # A consumer in another thread can be waiting.
-        queue.put((None, StopIteration()))
     for _ in workers:
         jobs.put(None)
     deadline = time.monotonic() + JOIN_S

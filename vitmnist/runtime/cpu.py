@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 from threadpoolctl import ThreadpoolController
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -35,16 +36,10 @@ def read_container_limits(name: str) -> Iterator[str]:
 def available_cores() -> int:
     """The number of cores that the system and the container let this process use."""
     quotas = [math.ceil(int(quota) / int(period)) for quota, period in map(str.split, read_container_limits("cpu.max"))]
-    return min([_system_cores(), *quotas])
-
-
-def _system_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    import psutil  # Not at the top: this takes 13 ms.
-
-    process = psutil.Process()  # It has the method on Windows, and not on macOS.
-    return len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+    process = psutil.Process()
+    # Processes on macOS have no affinity.
+    cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else os.cpu_count() or 1
+    return min([cores, *quotas])
 
 
 def local_world_size() -> int:

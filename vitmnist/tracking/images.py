@@ -16,10 +16,8 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
-BATCH_IMAGES = 64
-"""The largest number of training images to draw."""
-MISTAKES = 16
-"""The largest number of mistakes to draw."""
+BATCH_IMAGES, MISTAKES = 64, 16
+"""The largest numbers of training images and of mistakes to draw."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 64, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24

@@ -43,7 +43,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
     if pretrained := find_pretrained(config):
-        size = step.preprocess.input_size or dataset.train.images.shape[2:]
+        size = step.preprocess.augment.crop_size or dataset.train.images.shape[2:]
         log_expected_input(pretrained.architecture, step.model, size, dataset.train)
     if compile_s := step.compile_s:
         action = "compilation" if step.options.compile else "capturing the graph"

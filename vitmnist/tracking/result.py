@@ -78,9 +78,7 @@ class Result:
         last = self.epochs[-1] if self.epochs else {}
         metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
         accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
-        path = display_path(self.folder)
-        path = path if len(path) <= 50 else f"…{path[-49:]}"  # The path of a default folder can fill a line.
-        return f"Result({', '.join([self.status, epochs, *accuracies, path])})"
+        return f"Result({', '.join([self.status, epochs, *accuracies, display_path(self.folder)])})"
 
     def load_model(self) -> Any:
         """Load the trained model, as `vitmnist.load_model(result.folder)` does."""

@@ -134,12 +134,8 @@ def read_run(folder: Path) -> Run:
     except UnreadableError as error:
         result = Result(folder=folder, status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
-        if is_in_use(folder):
-            result = Result(folder=folder, status="running")
-        elif (folder / ".lock").exists():
-            result = Result(folder=folder, status="killed", error="it left no result.json")
-        else:
-            result = Result(folder=folder, status="not started")
+        status = "running" if is_in_use(folder) else "killed" if (folder / ".lock").exists() else "not started"
+        result = Result(folder=folder, status=status, error="it left no result.json" if status == "killed" else None)
     with suppress(FileNotFoundError, UnreadableError):
         config = read_json_or_yaml(folder / CONFIG_FILE)
         result.config = config if isinstance(config, dict) else None

@@ -47,14 +47,9 @@ class EpochProgress:
         self._seconds_before_resume: dict[str, float] = {}
         """The seconds spent on this epoch before the run was resumed."""
 
-    @property
-    def num_batches(self) -> int:
-        """The number of batches so far."""
-        return self.metrics.num_batches
-
     def record_step(self, train_step: TrainStep) -> None:
         """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
-        index = self.num_batches
+        index = self.metrics.num_batches
         self._lrs.append(train_step.current_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in train_step.model.parameters() if parameter.grad is not None]

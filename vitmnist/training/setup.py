@@ -1,6 +1,5 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -24,9 +23,6 @@ from vitmnist.optim.schedules import follows_monitor
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
-from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 
 def resolve_dataset_options(config: Config) -> Config:
@@ -40,7 +36,7 @@ def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
     for key, registry in registries():
         registry.resolve(attrgetter(key)(config))
-    build_augment(config.data.augment)
+    build_augment(config.data)
     _, options = DATASETS.resolve(config.data.dataset)
     shape = getattr(options, "shape", None)
     resolve_statistics(config.data.normalize, shape and shape[0])
@@ -82,7 +78,7 @@ def build_model(
 ) -> nn.Module:
     """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
     channels, height, width = image_shape
-    shape = channels, *get_input_size(build_augment(config.data.augment), height, width)
+    shape = channels, *get_input_size(config.data, height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
     try:
@@ -100,7 +96,7 @@ def build_model(
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or a crop in data.augment to a size that the model takes, or choose another model"
+            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model"
         ) from error
     return model
 
@@ -154,13 +150,3 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"batch, adds 0{reason}"
             )
     return LOSSES.build(values, train.labels, train.classes, device)
-
-
-def warn_of_small_statistics(step: TrainStep) -> None:
-    """Warn if batch normalisation takes its statistics from microbatches."""
-    if step.has_batch_norm and step.microbatch_size < step.batch_size:
-        log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
-            "trainer.micro_batch=null takes them from the whole batch",
-            step.options.micro_batch,
-        )

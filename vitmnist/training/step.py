@@ -88,6 +88,12 @@ class TrainStep:
         self.train_mode()  # `prepare` compiles the code of this mode.
         self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
         """Whether the output for an image depends on its microbatch."""
+        if self.has_batch_norm and self.microbatch_size < self.batch_size:
+            log.warning(
+                "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a "
+                "microbatch; trainer.micro_batch=null takes them from the whole batch",
+                self.options.micro_batch,
+            )
 
     def _make_eager(self) -> None:
         self.eager_module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)

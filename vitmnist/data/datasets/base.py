@@ -22,7 +22,7 @@ from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 from vitmnist.runtime.files import expand_home
 
 FileReader = Callable[[Path], Pixels | Image.Image]
@@ -186,7 +186,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: GroupRegistry[Dataset] = GroupRegistry("data/dataset", __package__)
+DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`.
 
 Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before

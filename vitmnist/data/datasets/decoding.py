@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitmnist.config.validation import config_field
+from vitmnist.config.validation import config_field, read_size
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
 from vitmnist.data.datasets.base import Dataset, FileReader, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
@@ -63,21 +63,13 @@ class DecodingOptions(SizeOptions):
     @property
     def shape(self) -> tuple[int, int, int]:
         """`[C, H, W]` of the images."""
-        return (1 if self.mode == ColorMode.grey else 3), *self.height_and_width
-
-    @property
-    def height_and_width(self) -> tuple[int, int]:
-        """The size of the images; raises `ConfigError` unless `size` is a number of pixels or a pair."""
-        sides = self.size if isinstance(self.size, list) else [self.size, self.size]
-        if len(sides) != 2 or any(type(side) is not int for side in sides):
-            raise ConfigError(f"data.dataset.size={self.size}: must be a number of pixels, or [height, width]")
-        return sides[0], sides[1]
+        return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
 
     @property
     def reader(self) -> ImageReader:
         """The reader that turns a file into pixels."""
         values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
-        return ImageReader(self.height_and_width, self.mode, self.resize, self.draft, self.max_16_bit, values)
+        return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
 
     def resolve_auto(self) -> dict[str, Any]:
         """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, else grey."""

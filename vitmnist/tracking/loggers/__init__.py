@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.registry import GroupRegistry
+from vitmnist.registry import Registry
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +49,7 @@ def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
-LOGGERS: GroupRegistry[Logger] = GroupRegistry("logger", __package__)
+LOGGERS: Registry[Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:

@@ -46,9 +46,8 @@ class MLflow(Logger):
         )
         name = config.get("name") or folder.name
         self._id = self._call(self._client.create_run, number, tags=tags, run_name=name).info.run_id
-        self._log(
-            "params", [mlflow.entities.Param(_key(key), str(value)) for key, value in dotted_keys(config).items()]
-        )
+        params = [mlflow.entities.Param(_key(key), str(value)) for key, value in dotted_keys(config).items()]
+        self._log("params", params)
         for record in result.epochs:
             self.add_epoch(record)
 
@@ -60,9 +59,8 @@ class MLflow(Logger):
         values = [(collect_epoch_scalars(record), record["epoch"] + 1)]
         values += [(collect_step_scalars(step), step["step"] + 1) for step in record["steps"]]
         time, make = int(1000 * record["ended_at"]), self._mlflow.entities.Metric
-        self._log(
-            "metrics", [make(_key(tag), value, time, step) for tags, step in values for tag, value in tags.items()]
-        )
+        metrics = [make(_key(tag), value, time, step) for tags, step in values for tag, value in tags.items()]
+        self._log("metrics", metrics)
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, image in images.items():

@@ -62,16 +62,13 @@ class TensorBoard(Logger):
 
 
 def _hyperparameters(result: Result) -> Summary:
-    """Return the keys that affect the result or the timing, for HParams.
-
-    HParams finds the metrics itself, sorted by tag. It would take a list of keys and metrics (`experiment`), but only
-    that of the first run, so it would miss keys that other runs alone have.
-    """
+    """Return the keys that affect the result or the timing, for HParams, which finds the metrics itself."""
     ignored = keys_where(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
     for key, value in dotted_keys(result.config or {}).items():
         if not is_under(key, ignored):
             values[key] = value if type(value) in (int, float) else str(value)
+    # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
     _, session_start, _ = hparams(values, {})
     return session_start
 
