@@ -236,7 +236,8 @@ def _to_json(value: Any, buffers: list[Buffer], named_tuples: dict[str, type]) -
         return {"image": description}
     type_name, tensor = _to_plain_tensor(value)
     # The order of the dimensions in memory keeps the memory format, such as channels last.
-    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
     stored = tensor.permute(order).contiguous()
     buffers.append(stored.flatten().view(torch.uint8).numpy().data if stored.numel() else b"")
     dtype = str(tensor.dtype).removeprefix("torch.")
