@@ -49,7 +49,6 @@ from vitmnist.training.setup import (
     find_pretrained,
     read_dataset,
     resolve_dataset_options,
-    warn_of_small_statistics,
 )
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
@@ -195,15 +194,12 @@ class Trainer:
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler), self._monitored_values)
+        monitored_values = partial(self.monitor.values, self.result.epochs)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        parts = model, preprocess, loss, optimizer, schedule
-        step = TrainStep(*parts, batch_size, options, config.trainer.clip_norm, ema, frozen)
-        warn_of_small_statistics(step)
-        return step
-
-    def _monitored_values(self) -> list[float | None]:
-        return self.monitor.values(self.result.epochs)
+        return TrainStep(
+            model, preprocess, loss, optimizer, schedule, batch_size, options, config.trainer.clip_norm, ema, frozen
+        )
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep

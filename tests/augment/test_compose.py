@@ -134,9 +134,7 @@ def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> Non
 
 @pytest.mark.parametrize(("value", "size"), [("null", (16, 20)), ("8", (8, 8)), ("[6,16]", (6, 16))])
 @pytest.mark.parametrize("preset", ["crops", "shift"])
-def test_augmented_and_other_images_have_the_crop_size(
-    data: TensorSet, preset: str, value: str, size: tuple[int, int]
-) -> None:
+def test_augmented_and_other_images_have_the_crop_size(data: TensorSet, preset: str, value: str, size: tuple) -> None:
     config = data_config(f"data/augment={preset}", f"data.crop_size={value}")
     assert get_input_size(config, 16, 20) == size
     preprocess = Preprocess(data, build_augment(config))

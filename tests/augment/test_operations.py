@@ -39,7 +39,6 @@ IDENTITY_OPTIONS = {
     "grayscale": {"p": 0},
     "blur": {"sigma": [0.01, 0.01]},
     "trivial": {"p": 0},
-    "solarize": {"p": 0},
 }
 
 
@@ -47,12 +46,10 @@ def built(name: str, **options: object) -> Operation | Mixing:
     return OPERATIONS.build(OPERATIONS.with_defaults({"name": name, **options}))
 
 
-def operation(
-    name: str, crop_size: tuple[int, int] | None = None, **options: object
-) -> Callable[[Tensor, Tensor], Tensor]:
+def operation(name: str, size: tuple[int, int] | None = None, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
     """An operation as a function of images and keys that does not write to the images."""
     module = built(name, **options)
-    module.crop_size = crop_size
+    module.crop_size = size
     return lambda images, keys: module(images.clone(), *module.draw(keys, *images.shape[2:]))
 
 
@@ -134,9 +131,7 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
         ("grayscale", partial(TF.rgb_to_grayscale, num_output_channels=3)),
     ],
 )
-def test_flips_and_grey_images_are_those_of_torchvision_and_as_frequent_as_p(
-    name: str, theirs: Callable[[Tensor], Tensor]
-) -> None:
+def test_flips_and_grey_images_are_those_of_torchvision_and_as_frequent_as_p(name: str, theirs: Callable) -> None:
     source = images(2000)
     found = operation(name, p=0.3)(source, keys(2000))
     is_changed = (found != source).flatten(1).any(dim=1)
@@ -156,9 +151,9 @@ def test_blurred_images_are_those_of_torchvision(kernel_size: int) -> None:
             operation("blur", kernel_size=refused)(images(1), keys(1))
 
 
-# Each operation of torchvision, by the image, the strength and its sign
 BYTES = partial(TF.to_dtype, dtype=torch.uint8, scale=True)
 AFFINE = partial(TF.affine, interpolation=TF.InterpolationMode.BILINEAR)
+# The operations of torchvision; m is the strength, with a sign.
 AT_STRENGTH = {
     "identity": lambda image, m: image,
     "rotate": lambda image, m: AFFINE(image, 135 * m, [0, 0], 1, [0.0, 0.0]),
@@ -184,12 +179,10 @@ def test_operations_with_a_strength_are_those_of_torchvision(name: str, channels
     source = images(channels=channels).mul(255).round().div(255)
     source[0], source[1] = 0.2, source[1, :1]
     _, indices, strengths, factors = built(name).draw(keys(), 12, 17)
-    signs = (factors - 1).sign()
-    found = operation(name)(source, keys())
-    for image, index, m, ours in zip(source, indices, (strengths * signs).tolist(), found, strict=True):
+    signed = (strengths * (factors - 1).sign()).tolist()
+    for image, index, m, ours in zip(source, indices, signed, operation(name)(source, keys()), strict=True):
         assert name in ("trivial", NAMES[index])
-        theirs = AT_STRENGTH[NAMES[index]](image, m)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5, msg=NAMES[index])
+        torch.testing.assert_close(ours, AT_STRENGTH[NAMES[index]](image, m), rtol=0, atol=1e-5)
 
 
 def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options() -> None:
@@ -209,7 +202,6 @@ def test_an_image_is_changed_alike_in_any_batch(name: str) -> None:
     source = images(40)
     expected = torch.cat([operation(name)(source[row : row + 1], keys(40)[row : row + 1]) for row in range(40)])
     assert torch.equal(operation(name)(source, keys(40)), expected)
-    assert torch.equal(operation(name)(source[3:16], keys(40)[3:16]), expected[3:16])
 
 
 def test_erased_boxes_are_those_of_torchvision() -> None:

@@ -8,8 +8,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import STATEFUL, Start, assert_same_run, overrides_for, result_of
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage
@@ -62,27 +60,22 @@ def test_a_run_survives_a_disk_full_at_any_call(tiny_root: Path, tmp_path: Path)
     assert calls >= 2 * EVERY
 
 
-@pytest.mark.parametrize("pattern", ["epochs.csv", "events.out.tfevents.*"])
-def test_an_unwritable_record_is_named_after_a_save(
-    pattern: str, tiny_root: Path, start: Start, tmp_path: Path
-) -> None:
+def test_an_unwritable_record_is_named_after_a_save(tiny_root: Path, start: Start, tmp_path: Path) -> None:
     settings = ["epochs=100000", "checkpoint.min_interval_s=null", "hydra.run.dir=run"]
     run = tmp_path / "run"
     started = start(*overrides_for(tiny_root, *settings)).until("epoch 2/100000")
     assert not (run / "checkpoints").exists()
-    (failing,) = run.glob(pattern)
+    (failing,) = run.glob("events.out.tfevents.*")
     (tmp_path / "taken").mkdir()
     failing.rename(tmp_path / "moved")
     (tmp_path / "taken").rename(failing)
     code, output = started.ended()
     assert code == 1
-    assert re.search(rf"error: cannot write the records: \S*run/{pattern}: Is a directory$", output, re.MULTILINE), (
-        output
-    )
+    message = rf"error: cannot write the records: \S*run/{failing.name}: Is a directory$"
+    assert re.search(message, output, re.MULTILINE), output
     assert "Traceback" not in output
     result, checkpoint = result_of(run), storage.read_newest_checkpoint(run)
     assert result["status"] == "failed"
     assert result["error"] in output
-    assert str(failing.name) in result["error"]
     assert checkpoint is not None
     assert checkpoint["epochs"] == result["epochs"]

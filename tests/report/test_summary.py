@@ -10,6 +10,7 @@ from vitmnist.report.summary import (
     NO_RATIO,
     NO_TIME,
     summarize_comparison,
+    summarize_launches,
     summarize_quality,
     summarize_times,
 )
@@ -128,3 +129,20 @@ def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records,
     comparison = the_only(write(tmp_path, records))
     assert summarize_quality(comparison) == expected
     assert (summarize_comparison(comparison)[0] == expected) == bool(expected)
+
+
+def test_a_report_counts_the_configurations_for_which_the_gpu_waits(tmp_path: Path) -> None:
+    """A step takes 0.8 s, and Python is 0.1 s or 2 s ahead. A captured step has no advice on the trainer."""
+    steps = {"config": {"batch_size": 3, "epochs": 3}, "device": "cuda:0"}
+    records = [
+        {"epochs": [epoch(20.0, data_wait_pct=1.0, host_lead_s=lead)] * 2, "trainer": {"graph": graph}, **steps}
+        for lead, graph in ((0.1, False), (0.1, True), (2.0, False))
+    ]
+    for depth, record in enumerate(records):
+        record["config"] = {**record["config"], "model.depth": depth}
+    sentence = "Launch-bound, the GPU waits for Python: {}; {}a larger batch_size helps."
+    comparison = the_only(write(tmp_path / "all", records))
+    assert summarize_comparison(comparison)[-1] == sentence.format("2 of 3 configurations", "trainer=fast or ")
+    graphs = the_only(write(tmp_path / "graph", records[1:]))
+    assert summarize_launches(graphs) == sentence.format("1 of 2 configurations", "")
+    assert not summarize_launches(the_only(write(tmp_path / "fast", records[2:])))

@@ -13,6 +13,13 @@ from vitmnist.config.schema import dotted_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
+# Keys of Lightning, its Hydra template, timm and Keras, and what to type here.
+OTHER_NAMES = {
+    **dict.fromkeys(("fast_dev_run", "debug"), "limit_batches=10"),
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), "limit_batches"),
+    **dict.fromkeys(("run_name", "task_name", "experiment_name"), "name"),
+}
+
 
 def classify_cli_error(error: BaseException) -> Failure:
     """Classify an exception: as `classify_error` does, or as an error of Hydra or OmegaConf.
@@ -56,6 +63,8 @@ def _refused_override(cause: OmegaConfBaseException) -> str:
 def _unknown_key(unknown: UnknownKeyError) -> str:
     """Describe an unknown key; suggests keys of all sections with the same last part, such as `optimizer.lr`."""
     name = re.split(r"[./]", unknown.key)[-1]
+    if name in OTHER_NAMES:
+        return f"{unknown.key}: there is no such key; type {OTHER_NAMES[name]}"
     values = dotted_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from glob import glob, has_magic
@@ -102,8 +102,24 @@ def list_splits(folder: Path) -> dict[str, ClassOfImage]:
         classes = [to_nfc(path.relative_to(parent).parts[0]) for path in images]
         if empty := sorted({to_nfc(path.name) for path in _list_folders(parent)}.difference(classes)):
             log.warning("%s: folders without images are left out: %s", parent, join_names(empty))
+        if parent == folder:
+            _refuse_splits(folder, images)
         splits[split] = dict(zip((path.relative_to(folder).as_posix() for path in images), classes, strict=True))
     return splits
+
+
+def _refuse_splits(folder: Path, images: Sequence[Path]) -> None:
+    """Raise `DataError` if all classes have the same two or more subfolders, as splits with other names have."""
+    subfolders: dict[str, set[str]] = defaultdict(set)
+    for path in images:
+        name, *inner = path.relative_to(folder).parts[:-1]
+        subfolders[name].update(inner[:1])
+    first, *others = subfolders.values() or [set[str]()]
+    if len(first) > 1 and all(names == first for names in others):
+        raise DataError(
+            f"{folder}: {join_names(subfolders)} look like splits: each has the folders {join_names(sorted(first))}; "
+            "name splits train, val and test, or set data.dataset.labels=FILE.csv, which names the class of each image"
+        )
 
 
 def _find_split_folders(folder: Path) -> dict[str, Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import index
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from vitmnist.data.sources import hash_tensor
 from vitmnist.errors import ConfigError, suggest_names
+
+CPU = torch.device("cpu")
 
 
 def build_sampler(
@@ -76,8 +79,6 @@ class Classes:
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    Each call draws the epoch again. This takes 1 ms for 60,000 images, and nothing has to be kept between calls.
-
     With several ranks, each gets a part of every batch, and together they see the batches of a single process. If the
     last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
     ranks take the same number of steps.
@@ -135,7 +136,7 @@ class EpochSampler:
         if self.shuffle in ("batch", "none"):
             yield from slices
         else:
-            indices = self._order(epoch).to(device) % self.size
+            indices = _draw_order(self, epoch, torch.device(device)) % self.size
             yield from (indices[rows] for rows in slices)
 
     def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
@@ -150,19 +151,15 @@ class EpochSampler:
 
         Random numbers of a sample depend on its draw, so an image that `balanced` repeats gets others.
         """
-        order = self._order(epoch)
-        return torch.cat([order[:0], *(order[rows] for rows in self._slices(epoch, start))]).to(device)
+        order = _draw_order(self, epoch, torch.device(device))
+        return torch.cat([order[:0], *(order[rows] for rows in self._slices(epoch, start))])
 
-    def _order(self, epoch: int) -> Tensor:
-        """Return what `_slices` divides into batches: the draws of the epoch, int64 `[size]`."""
-        if self.shuffle in ("batch", "none"):
-            return torch.arange(self.size, device="cpu")
-        generator = _generator(self.seed, epoch)
-        permutation = torch.randperm(self.size, generator=generator, device="cpu")
-        return _balance(permutation, self.classes.labels, generator) if self.classes else permutation
+    def draw_ahead(self, epoch: int, device: torch.device) -> None:
+        """Draw the order of an epoch before it begins, while the device still computes."""
+        _draw_order(self, epoch, device)
 
     def _slices(self, epoch: int, start: int) -> Iterator[slice]:
-        """Yield the rows of `_order` in this rank's part of each batch; `batch` permutes the batches."""
+        """Yield the rows of `_draw_order` in this rank's part of each batch; `batch` permutes the batches."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
         blocks = list(range(len(self)))
@@ -179,6 +176,18 @@ class EpochSampler:
         each, extra = divmod(count, self.world_size)
         start = self.rank * each + min(self.rank, extra)
         return range(start, start + each + (self.rank < extra))
+
+
+@lru_cache(maxsize=8)  # Loader and augmentation need the same order; drawing 60,000 indices takes 1 ms.
+def _draw_order(sampler: EpochSampler, epoch: int, device: torch.device) -> Tensor:
+    """Return what `_slices` divides into batches, int64 `[size]`: the draws of the epoch. Do not modify the result."""
+    if device.type != "cpu":
+        return _draw_order(sampler, epoch, CPU).to(device)
+    if sampler.shuffle in ("batch", "none"):
+        return torch.arange(sampler.size, device=CPU)
+    generator = _generator(sampler.seed, epoch)
+    permutation = torch.randperm(sampler.size, generator=generator, device=CPU)
+    return _balance(permutation, sampler.classes.labels, generator) if sampler.classes else permutation
 
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -42,25 +42,29 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
-    """Split an array or a tensor into images `[H, W, C]`; `TrainedModel.__call__` describes their shapes.
+    """Split an array into images `[H, W, C]`; `TrainedModel.__call__` says which axis is the channels.
 
     Raises:
-        DataError: the array is not uint8, or has another shape.
+        DataError: the array is not uint8, or its axes are ambiguous.
     """
-    shape, dtype = list(array.shape), str(array.dtype).removeprefix("torch.")
+    shape, dtype = tuple(array.shape), str(array.dtype).removeprefix("torch.")
+    name = f"{dtype} array {list(shape)}"
     if dtype != "uint8":
-        raise DataError(f"{dtype} array {shape}: images are bytes 0 to 255; the model normalises them: pass uint8")
-    pixels: Pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
-    if isinstance(array, Tensor) and pixels.ndim > 2:
-        pixels = np.moveaxis(pixels, -3, -1)
-    if pixels.ndim == 2:
+        raise DataError(f"{name}: images are bytes 0 to 255; the model normalises them: pass uint8")
+    pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
+    if len(shape) == 2:
         return [pixels[..., None]]
-    if pixels.ndim not in (3, 4) or pixels.shape[-1] not in (*CHANNELS, channels):
+    is_first, is_last = (len(shape) in (3, 4) and shape[axis] in (*CHANNELS, channels) for axis in (-3, -1))
+    is_clear = is_first != is_last
+    if len(shape) == 3:
+        is_clear = not is_first or (not is_last and shape[0] in (1, channels))
+        pixels = pixels[None] if is_first or is_last else pixels[..., None]
+    if not is_clear:
         raise DataError(
-            f"uint8 array {shape}: pass a NumPy array [H, W], [H, W, C] or [B, H, W, C], or a tensor [H, W], [C, H, W] "
-            "or [B, C, H, W], with C of 1, 3 or 4 channels"
+            f"{name}: its axes are ambiguous; pass uint8 [B, C, H, W] or [B, H, W, C] with C of 1, 3 or 4 channels, "
+            "such as array[None] for one image and array[:, None] for grey ones, or PIL images"
         )
-    return pixels if pixels.ndim == 4 else [pixels]
+    return np.moveaxis(pixels, -3, -1) if is_first else pixels
 
 
 def convert_image(reader: ImageReader, image: Image.Image | Pixels) -> Pixels:

@@ -86,8 +86,9 @@ class TrainedModel:
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> list[Prediction]:
         """Classify images of any size, converted as in training. Several threads can call a model.
 
-        A uint8 array of NumPy is `[H, W]`, `[H, W, C]` or `[B, H, W, C]`, and a uint8 tensor of torch `[H, W]`,
-        `[C, H, W]` or `[B, C, H, W]`. The channels are grey, RGB or RGBA.
+        An array is uint8, from NumPy or torch: `[H, W]`, `[H, W, C]`, `[C, H, W]`, or `[B, …]` for several images. An
+        axis of 1, 3 or 4 is the channels: grey, RGB or RGBA. In `[C, H, W]`, C is 1 or the number of channels of the
+        model. `[B, H, W]` is B grey images. Arrays that can be read in two ways are refused.
 
         Args:
             images: a path, a PIL image, an array, or a list of these.
@@ -96,7 +97,7 @@ class TrainedModel:
             A prediction for each image.
 
         Raises:
-            DataError: a file is missing or damaged, or an array has another shape or dtype.
+            DataError: a file is missing or damaged, or an array is ambiguous or not uint8.
         """
         inputs = iterate_images(images, self.image_shape[0])
         predictions: list[Prediction] = []

@@ -199,12 +199,12 @@ def decode_samples(
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
-    for_file = options.folder is not None
-    sample_nbytes = len(encode_samples(examples, for_file).blocks[0]) / len(examples)
-    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, for_file), sample_nbytes)
-    if options.folder:
-        contents = options.fingerprint and f"{options.fingerprint}, {size} pickled samples"
-        return keep_samples_in_file(chunks, size, options.folder, contents)
+    named_tuples: dict[str, type] | None = {} if options.folder else None
+    sample_nbytes = len(encode_samples(examples, named_tuples).blocks[0]) / len(examples)
+    chunks = partial(_read_all, dataloader, partial(_read_samples, decode, named_tuples), sample_nbytes)
+    if options.folder and named_tuples is not None:
+        contents = options.fingerprint and f"{options.fingerprint}, {size} encoded samples"
+        return keep_samples_in_file(chunks, size, options.folder, contents, named_tuples)
     return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
@@ -239,7 +239,9 @@ def _read_rows(
     return rows.tensors
 
 
-def _read_samples(decode: Callable[[int], object], for_file: bool, indices: range) -> EncodedSamples:
+def _read_samples(
+    decode: Callable[[int], object], named_tuples: dict[str, type] | None, indices: range
+) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
-        return encode_samples((fetch_sample(decode, index) for index in indices), for_file)
+        return encode_samples((fetch_sample(decode, index) for index in indices), named_tuples)

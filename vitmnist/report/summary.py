@@ -10,7 +10,8 @@ from statistics import fmean, median, stdev
 from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.report.comparison import Comparison, ReportRow
 from vitmnist.report.statistics import PairwiseComparison, format_spread
-from vitmnist.timing.table import format_seconds
+from vitmnist.timing.table import Bottleneck, format_seconds
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
@@ -20,7 +21,8 @@ NO_RATIO = "Fewer than three rounds do not show the noise of times; set repeats=
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    return [*filter(None, [summarize_quality(comparison)]), *summarize_times(comparison)]
+    sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
+    return [*filter(None, sentences)]
 
 
 def format_quality(metric: MetricRow, value: float) -> str:
@@ -96,6 +98,18 @@ def summarize_times(comparison: Comparison) -> list[str]:
         noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
         sentences = [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
     return sentences if ratios else [*sentences, NO_RATIO]
+
+
+def summarize_launches(comparison: Comparison) -> str:
+    """Say how many configurations are launch-bound, and what helps; empty if none is."""
+    results = [row.runs[-1].result for row in comparison.timed_rows]
+    limits = [(result, find_bottleneck(result)) for result in results]
+    bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
+    if not bound:
+        return ""
+    eager = [result for result in bound if not has_graph(result)]
+    advice = advise_on_launches((eager or bound)[0])
+    return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 
 def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:

@@ -1,14 +1,11 @@
-"""Stores samples of any structure and size as pickled bytes, in memory or in a mapped file.
-
-A file is read by an unpickler that imports nothing, and calls only harmless functions.
-"""
+"""Stores samples of any structure and size as bytes: pickled in memory, as JSON and arrays in a mapped file."""
 
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import struct
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +21,7 @@ from PIL.PngImagePlugin import iTXt
 from PIL.TiffImagePlugin import IFDRational
 from torch import Tensor
 
-from vitmnist.errors import DataError, UserError, format_error
+from vitmnist.errors import DataError, format_error
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import open_or_write_cache
 
@@ -48,18 +45,18 @@ MAX_STORAGE_RATIO = 2
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """Samples as pickled bytes.
+    """Samples as bytes: pickled, or without pickle if they are in a file, which anyone can have written.
 
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
-        is_file: the bytes are from a file, which anyone can have written.
+        named_tuples: for samples in a file, their classes of named tuples by name; None: the samples are pickled.
         as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    is_file: bool
+    named_tuples: dict[str, type] | None
     as_tensors: bool = False
 
     def __len__(self) -> int:
@@ -76,23 +73,28 @@ class EncodedSamples:
         content = self.blocks[block][start:stop].numpy().data
         load_image = partial(_load_image_tensor, as_view=as_views) if self.as_tensors else _load_image
         head, *buffers = _unpack(content)
-        unpickler = _FileUnpickler if self.is_file else _SampleUnpickler
-        return unpickler(head, buffers, load_image, as_views).load()
+        if self.named_tuples is not None:
+            return _FileDecoder(iter(buffers), self.named_tuples, load_image, as_views).load(json.loads(bytes(head)))
+        return _SampleUnpickler(head, buffers, load_image, as_views).load()
 
     @property
     def nbytes(self) -> int:
         return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
-def encode_samples(samples: Iterable[object], for_file: bool = False) -> EncodedSamples:
-    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded."""
+def encode_samples(samples: Iterable[object], named_tuples: dict[str, type] | None = None) -> EncodedSamples:
+    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
+
+    Args:
+        named_tuples: for a file, receives the classes of named tuples; None: pickle the samples.
+    """
     content, spans = bytearray(), []
     for sample in samples:
         start = len(content)
-        for part in _encode(sample, _FilePickler() if for_file else _SamplePickler()):
+        for part in _pickle(sample) if named_tuples is None else _encode_for_file(sample, named_tuples):
             content += part
         spans.append((0, start, len(content)))
-    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), for_file)
+    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), named_tuples)
 
 
 def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
@@ -106,11 +108,15 @@ def keep_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: in
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return EncodedSamples(blocks, torch.cat(spans), is_file=False)
+    return EncodedSamples(blocks, torch.cat(spans), named_tuples=None)
 
 
 def keep_samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]], size: int, folder: Path, fingerprint: str | None
+    chunks: Callable[[], Iterable[EncodedSamples]],
+    size: int,
+    folder: Path,
+    fingerprint: str | None,
+    named_tuples: dict[str, type],
 ) -> EncodedSamples:
     """Write chunks of samples from `encode_samples` into a cache; see `open_or_write_cache`."""
 
@@ -121,10 +127,10 @@ def keep_samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = open_or_write_cache(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
-    return EncodedSamples([content], spans, is_file=True)
+    return EncodedSamples([content], spans, named_tuples)
 
 
-def _encode(sample: object, pickler: _SamplePickler) -> list[Buffer]:
+def _pickle(sample: object) -> list[Buffer]:
     """Pickle a sample into consecutive parts of its bytes.
 
     Tensors keep their strides. Tensors that share a storage still share it, unless they use less than half of it.
@@ -132,10 +138,9 @@ def _encode(sample: object, pickler: _SamplePickler) -> list[Buffer]:
     Raises:
         DataError: the sample cannot be pickled.
     """
+    pickler = _SamplePickler()
     try:
         pickler.dump(sample)
-    except UserError:
-        raise
     except Exception as error:  # Any method of an object can fail.
         raise DataError(
             f"a sample cannot be pickled ({format_error(error)}); define classes and functions at the top level of a "
@@ -169,31 +174,7 @@ class _SamplePickler(pickle.Pickler):
             return NotImplemented  # Torch pickles these itself.
         tensor = _compact(obj)
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-        return _load_tensor, (tensor.untyped_storage(), str(tensor.dtype).removeprefix("torch."), *layout)
-
-
-class _FilePickler(_SamplePickler):
-    """Raises `DataError` for an object that `_FileUnpickler` would not load."""
-
-    def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, iTXt):
-            return str, (str(obj),)
-        if isinstance(obj, IFDRational):
-            return IFDRational, (obj.numerator, obj.denominator)
-        if isinstance(obj, OrderedDict):
-            return OrderedDict, (list(obj.items()),)
-        if type(obj) is np.ndarray or isinstance(obj, np.number | np.bool_):
-            with suppress(TypeError):  # Torch has no tensors of text, for example.
-                return _load_array, (torch.from_numpy(np.array(obj)), type(obj) is not np.ndarray)
-        if type(obj).__module__.startswith("torchvision.tv_tensors") and type(obj).__name__ in TV_TENSORS:
-            return _load_tv_tensor, (obj.as_subclass(Tensor), type(obj).__name__)  # type: ignore[attr-defined]
-        if type(obj) is Tensor and not obj.is_nested:
-            obj = obj.resolve_conj().resolve_neg()
-        reduced = super().reducer_override(obj)
-        if reduced is NotImplemented and not (_is_harmless(obj) or _is_harmless(type(obj))):
-            name = f"an image of mode {obj.mode}" if isinstance(obj, Image.Image) else f"a {type(obj).__name__}"
-            raise DataError(f"a sample has {name}; {FILE_ADVICE}")
-        return reduced
+        return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -218,35 +199,109 @@ class _SampleUnpickler(pickle.Unpickler):
         return self.load_image(next(self.remaining), **pid)
 
 
-class _FileUnpickler(_SampleUnpickler):
-    """Imports nothing, and calls only functions that can do no harm: anyone can have written the file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = getattr(sys.modules.get(module), name, None)
-        if _is_harmless(found):
-            return found
-        raise DataError(f"a sample in a cache file refers to {module}.{name}; remove the cache")
+def _load_tensor(
+    storage: Tensor, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
+    return torch.empty(0, dtype=dtype).set_(storage.untyped_storage(), offset, shape, stride)
 
 
-def _is_harmless(found: object) -> bool:
-    """Whether a sample in a file can refer to an object: a named tuple's class, or one of `FILE_FUNCTIONS`."""
-    is_named_tuple = isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")
-    return is_named_tuple or any(found is function for function in FILE_FUNCTIONS)
+def _encode_for_file(sample: object, named_tuples: dict[str, type]) -> list[Buffer]:
+    """Encode a sample as JSON and the bytes of its images and arrays; raises `DataError` for other objects."""
+    buffers: list[Buffer] = []
+    head = json.dumps(_to_json(sample, buffers, named_tuples)).encode()
+    return _pack(head, buffers)
 
 
-def _load_tensor(storage: Tensor, dtype: str, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    return torch.empty(0, dtype=getattr(torch, dtype)).set_(storage.untyped_storage(), offset, shape, stride)
+def _to_json(value: Any, buffers: list[Buffer], named_tuples: dict[str, type]) -> object:
+    """Describe a value as JSON, and append the bytes of its images and arrays to `buffers`."""
+    describe, kind = partial(_to_json, buffers=buffers, named_tuples=named_tuples), type(value)
+    if value is None or kind in (bool, int, float, str, iTXt):
+        return value
+    if kind in (list, tuple):
+        return {kind.__name__: [*map(describe, value)]}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        named_tuples[name] = kind
+        return {"named tuple": [name, *map(describe, value)]}
+    if kind in (dict, OrderedDict):
+        return {kind.__name__: [(describe(key), describe(item)) for key, item in value.items()]}
+    if isinstance(value, IFDRational):
+        return {"rational": (value.numerator, value.denominator)}
+    if isinstance(value, bytes):
+        buffers.append(value)
+        return {"bytes": None}
+    if isinstance(value, Image.Image) and value.mode in IMAGE_MODES:
+        description = describe(_describe_image(value))
+        buffers.append(value.tobytes())
+        return {"image": description}
+    type_name, tensor = _to_plain_tensor(value)
+    # The order of the dimensions in memory keeps the memory format, such as channels last.
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    stored = tensor.permute(order).contiguous()
+    buffers.append(stored.flatten().view(torch.uint8).numpy().data if stored.numel() else b"")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return {"tensor": {"type_name": type_name, "dtype": dtype, "shape": [*stored.shape], "order": order}}
 
 
-def _load_array(tensor: Tensor, is_number: bool) -> Any:
-    return tensor.numpy()[()] if is_number else tensor.numpy()
+@dataclass
+class _FileDecoder:
+    """Makes the values that `_to_json` described from the bytes of their images and arrays, in order."""
+
+    buffers: Iterator[memoryview]
+    named_tuples: dict[str, type]
+    load_image: LoadImage
+    as_views: bool
+
+    def load(self, described: object) -> Any:
+        """Return the value of a description; raises `DataError` for a class of named tuples that is not known."""
+        if not isinstance(described, dict):
+            return described
+        ((kind, content),) = described.items()
+        if kind == "rational":
+            return IFDRational(*content)
+        if kind == "bytes":
+            return bytes(next(self.buffers))
+        if kind == "image":
+            description = self.load(content)
+            return self.load_image(next(self.buffers), **description)
+        if kind == "tensor":
+            return _load_array(next(self.buffers) if self.as_views else bytearray(next(self.buffers)), **content)
+        if kind in ("dict", "OrderedDict"):
+            pairs = [(self.load(key), self.load(item)) for key, item in content]
+            return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
+        items = [*map(self.load, content)]
+        if kind == "named tuple":
+            name, *values = items
+            if name not in self.named_tuples:
+                raise DataError(f"a sample has a {name}, and the first samples have none; use ram")
+            return self.named_tuples[name](*values)
+        return tuple(items) if kind == "tuple" else items
 
 
-def _load_tv_tensor(tensor: Tensor, kind: str) -> Tensor:
-    from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
+def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
+    """Return the name of the type of an array, and its values as a tensor; raises `DataError` for other objects."""
+    with suppress(TypeError, ValueError):  # Torch has no tensors of text, for example.
+        if type(value) is np.ndarray or isinstance(value, np.number | np.bool_):
+            return "array" if type(value) is np.ndarray else "number", torch.from_numpy(np.array(value))
+    if isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_nested or value.requires_grad):
+        kind = type(value)
+        if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
+            return kind.__name__, value.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
+    name = f"an image of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
+    raise DataError(f"a sample has {name}; {FILE_ADVICE}")
 
-    loaded: Tensor = getattr(tv_tensors, kind)(tensor)
-    return loaded
+
+def _load_array(content: Buffer, type_name: str, dtype: str, shape: list[int], order: list[int]) -> Any:
+    stored = _from_buffer(content).view(getattr(torch, dtype)).view(shape)
+    tensor = stored.permute([order.index(dim) for dim in range(len(order))])
+    if type_name in ("array", "number"):
+        return tensor.numpy()[()] if type_name == "number" else tensor.numpy()
+    if type_name in TV_TENSORS:
+        from torchvision import tv_tensors  # This import takes 2 s, and only these samples need it.
+
+        return getattr(tv_tensors, type_name)(tensor)
+    return tensor
 
 
 def _describe_image(image: Image.Image) -> dict[str, Any]:
@@ -278,18 +333,6 @@ def _bytes_of(storage: torch.UntypedStorage, start: int, stop: int) -> memoryvie
 def _from_buffer(content: Buffer) -> Tensor:
     """Return the bytes as a uint8 tensor, without a copy. `torch.frombuffer` refuses an empty buffer."""
     return torch.frombuffer(content, dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
-
-
-FILE_FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    str,
-    OrderedDict,
-    IFDRational,
-    _from_buffer,
-    _load_tensor,
-    _load_array,
-    _load_tv_tensor,
-)
-"""The functions and classes that a sample in a file can refer to, besides named tuples."""
 
 
 def _pack(head: bytes, buffers: Sequence[Buffer]) -> list[Buffer]:

@@ -7,10 +7,11 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
-from vitmnist.metrics.epoch_table import DATA_WAIT_PCT, HOST_LEAD_S, TRAIN_S, MetricRow
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor
+from vitmnist.metrics.epoch_table import MetricRow
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
+from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 from vitmnist.tracking.result import Result
 from vitmnist.training.fine_tuning import log_expected_input
 from vitmnist.training.setup import find_pretrained
@@ -75,24 +76,13 @@ def log_test(test: Mapping[str, Any], best: int) -> None:
 
 def log_bottleneck(result: Result) -> None:
     """Log the bottleneck of training, with advice if there is any."""
-    waiting_pct, config, dataset = summarize(result.epochs, DATA_WAIT_PCT), result.config, result.dataset
-    if waiting_pct is None or config is None or dataset is None:
+    if not (limit := find_bottleneck(result)):
         return
-    full, short = divmod(dataset["train_size"], config["batch_size"])
-    batches = full if config["data"]["drop_last"] else full + bool(short)
-    steps = len(epochs_since_last_start(result.epochs)) * batches
-    has_graph = bool((result.trainer or {}).get("graph"))
-    lead_s, train_s = summarize(result.epochs, HOST_LEAD_S), summarize(result.epochs, TRAIN_S)
-    host_lead = None
-    # A short last batch runs without the graph, and while Python launches it, the GPU catches up.
-    is_hidden = has_graph and batches > full
-    if lead_s is not None and train_s and str(result.device).startswith("cuda") and not is_hidden:
-        host_lead = lead_s / (train_s / batches)
-    bottleneck = Bottleneck.of(waiting_pct, steps, host_lead)
+    bottleneck, waiting_pct, steps = limit
+    epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     advice = ""
     if bottleneck is Bottleneck.LAUNCH:
-        advice = f"; {'' if has_graph else 'trainer=fast or '}a larger batch_size helps"
+        advice = f"; {advise_on_launches(result)}"
     elif result.auto is None and bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED):
         advice = "; data/loader=auto measures which loader helps"
-    epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     log.info("%s%s%s", format_bottleneck(bottleneck, waiting_pct, steps), epochs, advice)

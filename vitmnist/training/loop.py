@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
 
 AfterStep = Callable[[EpochTimer], object]
 """Called after each batch for the progress bar, checkpoints and signals. Its time does not count as computing."""
@@ -42,7 +45,10 @@ def train_epoch(
         metrics.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
+    loader.sampler.draw_ahead(progress.epoch + 1, step.device)  # The device is still computing the last steps.
     timer.stop()
+    if skipped_steps := step.pop_skipped_steps():
+        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
     return progress.compute()
 
 

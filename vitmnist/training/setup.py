@@ -1,6 +1,5 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -24,9 +23,6 @@ from vitmnist.optim.schedules import follows_monitor
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
-from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 
 def resolve_dataset_options(config: Config) -> Config:
@@ -154,13 +150,3 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"batch, adds 0{reason}"
             )
     return LOSSES.build(values, train.labels, train.classes, device)
-
-
-def warn_of_small_statistics(step: TrainStep) -> None:
-    """Warn if batch normalisation takes its statistics from microbatches."""
-    if step.has_batch_norm and step.microbatch_size < step.batch_size:
-        log.warning(
-            "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a microbatch; "
-            "trainer.micro_batch=null takes them from the whole batch",
-            step.options.micro_batch,
-        )

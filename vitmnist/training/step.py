@@ -83,11 +83,18 @@ class TrainStep:
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self.options.precision == Precision.fp16)
+        self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._use_tf32 = self.options.precision == Precision.tf32  # Evaluation never does.
         self._make_eager()
         self.train_mode()  # `prepare` compiles the code of this mode.
         self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
         """Whether the output for an image depends on its microbatch."""
+        if self.has_batch_norm and self.microbatch_size < self.batch_size:
+            log.warning(
+                "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a "
+                "microbatch; trainer.micro_batch=null takes them from the whole batch",
+                self.options.micro_batch,
+            )
 
     def _make_eager(self) -> None:
         self.eager_module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
@@ -146,7 +153,7 @@ class TrainStep:
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
         sums = self.forward_backward(batch)
-        self._scaler.unscale_(self.optimizer)
+        self._unscale_gradients()
         before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
@@ -156,6 +163,19 @@ class TrainStep:
             self.ema.update()
         self.completed_steps += 1
         return sums
+
+    def _unscale_gradients(self) -> None:
+        """Divide the gradients by the loss scale of fp16, and count a step that overflowed."""
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
+
+    def pop_skipped_steps(self) -> int:
+        """Return how many steps since the last call left the weights unchanged; waits for the device."""
+        skipped_steps = int(self._skipped_steps)
+        self._skipped_steps.zero_()
+        return skipped_steps
 
     def forward_backward(self, batch: Batch) -> dict[str, Tensor]:
         """Compute the gradient of the loss, averaged over the global batch. Returns what `__call__` returns."""
@@ -278,6 +298,7 @@ class TrainStep:
         self.completed_steps = int(state["schedule"]["last_epoch"])
         if state["scaler"]:  # Empty, unless the run used fp16.
             self._scaler.load_state_dict(state["scaler"])
+        self._skipped_steps.zero_()
         if self.ema:
             self.ema.load_state_dict(state["ema"])
 

@@ -16,7 +16,7 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
 from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, get_file_reader, make_dataset
 from vitmnist.data.images import ColorMode, ImageReader, to_tensor
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import load_model
 
 
@@ -71,7 +71,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         assert found["probability"] == pytest.approx(row["probability"], abs=1e-6)
     Image.new("L", (28, 28)).save(tmp_path / "other.png")
     assert "other.png: is no scan" in call_here(predict_main, "run", "other.png").stderr
-    assert len(model(np.zeros((2, 1, 14, 14), np.uint8))) == 2
+    assert len(model(np.zeros((2, 14, 14, 1), np.uint8))) == 2
     for image in (Image.new("L", (28, 28)), np.zeros((28, 28), np.uint8)):
         with pytest.raises(DataError, match=r"scans has its own reader of files; .* uint8 arrays \[1, 14, 14\]"):
             model(image)
@@ -92,5 +92,3 @@ def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> No
     assert get_file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((20, 30), ColorMode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
     assert get_file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
-    with pytest.raises(ConfigError, match="cifar10: images of 4 channels need a `reader` in the dataset's options"):
-        get_file_reader({"name": "cifar10"}, (4, 32, 32))

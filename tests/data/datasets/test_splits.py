@@ -70,6 +70,13 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
     assert [len(split) for split in small.splits.values()] == [3, 9, 5]
 
 
+def test_splits_of_other_names_are_no_classes(divided: Path) -> None:
+    for name, other in {"train": "trn", "val": "vld", "test": "tst"}.items():
+        (divided / name).rename(divided / other)
+    with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
+        load(divided)
+
+
 def test_folders_may_lack_a_split(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
     (divided / "test").rename(divided.parent / "test")
     assert list(load(divided).splits) == ["train", "validation"]

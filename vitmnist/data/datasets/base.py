@@ -239,14 +239,12 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
         shape: the `[C, H, W]` of the dataset's images.
 
     Raises:
-        ConfigError: the dataset is not registered, or its images have neither 1 nor 3 channels.
+        ConfigError: the dataset is not registered.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
     if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
         return reader  # type: ignore[no-any-return]
     channels, height, width = shape
-    if channels not in (1, 3):
-        raise ConfigError(f"{values['name']}: images of {channels} channels need a `reader` in the dataset's options")
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
     return ImageReader((height, width), mode)
 
