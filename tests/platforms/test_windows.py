@@ -146,7 +146,6 @@ from pathlib import Path
 
 import torch
 
-from vitmnist.errors import DataError
 from vitmnist.runtime.files import write_atomic
 from vitmnist.store.cache_file import open_or_write_cache
 
@@ -159,12 +158,10 @@ mapped = decode(0)
 with path.open("r+b") as file:
     file.seek(-8, 2)
     file.write(b"damaged!")
-try:
-    decode(10)
-except DataError as error:
-    print(error)
-del mapped
 again = decode(10)
+names = sorted(folder.name[24:] for folder in Path("decoded").iterdir() if folder.is_dir())
+print(again.tolist(), decode(20).tolist(), names)
+del mapped
 again.zero_()  # This changes copies of the pages.
 print(decode(30).tolist())
 
@@ -178,9 +175,8 @@ print(Path("result.json").read_bytes())
 
 def test_files_are_replaced_although_others_have_them_open(windows: StartOnWindows, tmp_path: Path) -> None:
     """A process maps a damaged cache, and `vitmnist status` reads a record for a moment."""
-    refused, decoded, record = windows("-c", FILES).succeeded().splitlines()[-3:]
-    assert "the cache folder decoded cannot be used" in refused
-    assert (decoded, record) == ("[10, 11, 12, 13, 14]", "b'second'")
+    expected = ["[10, 11, 12, 13, 14] [10, 11, 12, 13, 14] ['', '-2']", "[10, 11, 12, 13, 14]", "b'second'"]
+    assert windows("-c", FILES).succeeded().splitlines()[-3:] == expected
 
 
 COMMANDS = """

@@ -191,6 +191,8 @@ def simulate_gpus(
     monkeypatch: pytest.MonkeyPatch,
     count: int,
     current: int = 0,
+    capability: tuple[int, int] = (9, 0),
+    architectures: str = "sm_90",
 ) -> None:
     """Let torch report GPUs that do not exist. Their `uuid` is their index."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
@@ -198,6 +200,9 @@ def simulate_gpus(
         "is_available": True,
         "device_count": count,
         "current_device": current,
+        "get_device_capability": capability,
+        "get_device_name": "A GPU",
+        "get_arch_list": architectures.split(),
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
