@@ -51,7 +51,7 @@ def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str
     assert_same_run(whole, tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > kills // 2
-    every = {"step": list(range(1, 6 * 30 + 1, 50))}
+    every = {"train_step": list(range(1, 6 * 30 + 1, 50))}
     shown = events(tmp_path / "killed")
     for tag in shown.Tags()["scalars"]:
         steps = [event.step for event in shown.Scalars(tag)]

@@ -106,7 +106,7 @@ def test_states_of_runs_are_told_apart(quick: list[str], start: Start, tmp_path:
     assert (name, state) == ("runs/a", "running")
     assert 2 <= int(done) < 100000
     running.ended(signal.SIGKILL)
-    for path in (tmp_path / "runs" / "a", *(tmp_path / "runs" / "a").iterdir()):
+    for path in (tmp_path / "runs" / "a", *(tmp_path / "runs" / "a").rglob("*")):
         os.utime(path, (datetime(2026, 1, 2, 3, 4, 5).timestamp(),) * 2)
     assert start(*quick, "hydra.run.dir=runs/b", output="b.log").ended()[0] == 0
     killed, completed = rows()

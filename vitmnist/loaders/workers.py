@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import weakref
 from typing import Any, cast
 
@@ -61,8 +62,9 @@ class WorkerLoader(Loader):
         requests = cast(list[BatchRequest], dataloader.sampler)
         draws = self.sampler.draws(epoch, start).split(self.sampler.rank_batch_size)
         requests[:] = [(epoch, batch.numpy()) for batch in draws if len(batch)]
+        iterator = iter(dataloader)
         try:
-            for batch in dataloader:
+            for batch in iterator:
                 if isinstance(batch, UserError):
                     raise batch
                 yield map_batch_tensors(self.queue.to_device, batch)
@@ -72,6 +74,13 @@ class WorkerLoader(Loader):
             if not workers or (translated := _translate_worker_error(error)) is error:
                 raise
             raise translated from error
+        finally:
+            # Workers exit with the last reference to the iterator. Traceback frames hold references too, so clear them.
+            exception = sys.exc_info()[1] if workers else None
+            while exception:
+                traceback.clear_frames(exception.__traceback__)
+                exception = exception.__context__
+            del dataloader, iterator
 
     def close(self) -> None:
         super().close()
