@@ -15,7 +15,7 @@ from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
-from vitmnist.runtime.progress import tqdm
+from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.environment import measure_peak_memory

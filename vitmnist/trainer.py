@@ -35,9 +35,9 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import describe_environment, reset_peak_memory
-from vitmnist.tracking.images import draw_epoch_images
 from vitmnist.tracking.log import log_bottleneck, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
+from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
@@ -198,7 +198,16 @@ class Trainer:
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         return TrainStep(
-            model, preprocess, loss, optimizer, schedule, batch_size, options, config.trainer.clip_norm, ema, frozen
+            model=model,
+            preprocess=preprocess,
+            loss=loss,
+            optimizer=optimizer,
+            schedule=schedule,
+            batch_size=batch_size,
+            options=options,
+            clip_norm=config.trainer.clip_norm,
+            ema=ema,
+            frozen_batch_norms=frozen,
         )
 
     def build_loaders(
@@ -303,7 +312,15 @@ class Trainer:
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
         images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
         return RunRecorder(
-            config, result, world, self.monitor, checkpoints, loggers, images, self.device, dataset.train.classes
+            config=config,
+            result=result,
+            world=world,
+            monitor=self.monitor,
+            checkpoints=checkpoints,
+            loggers=loggers,
+            draw_images=images,
+            device=self.device,
+            classes=dataset.train.classes,
         )
 
     def evaluate_on_test(

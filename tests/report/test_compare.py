@@ -53,6 +53,13 @@ def test_parallel_jobs_are_ranked_by_accuracy_but_not_by_time(tmp_path: Path) ->
     assert [*draw_panels(comparison)] == ["Accuracy, %", "Seconds per epoch", "Evaluation loss by epoch"]
 
 
+def test_of_runs_with_equal_seeds_the_first_counts(tmp_path: Path) -> None:
+    for index, (seed, accuracy) in enumerate(((1, 80.0), (1, 85.0), (2, 90.0))):
+        run(tmp_path / str(index), config={"seed": seed}, epochs=[epoch(1.0, eval_acc=accuracy)] * 2)
+    (row,) = the_only(tmp_path).rows
+    assert row.quality_by_seed("eval_acc") == {"seed=1": 80.0, "seed=2": 90.0}
+
+
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:
     """It has left no record, so its files say when it was active, and the sweep on which machine."""
     for index, began in enumerate((1000.0, 2000.0)):
@@ -210,7 +217,10 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     for index, (depth, fold, share, whole) in enumerate(
         [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
     ):
-        checksums = {"sha256": {"train_images": str(index) * 64}, "folds_of": {"holdout": share, "all": whole * 64}}
+        checksums = {
+            "sha256": {"train_images": str(index) * 64},
+            "folds_of": {"holdout": share, "all": whole * 64},
+        }
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
         epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]
         run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)

@@ -30,7 +30,7 @@ from vitmnist.runtime.files import expand_home, rename, write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 10
+FORMAT = 11
 """The version of the checkpoint format. Increase it when the meaning of a field changes."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHT_FILES = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}

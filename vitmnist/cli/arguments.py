@@ -26,6 +26,8 @@ class Arguments:
     `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
 
+    argv: list[str]
+    """The arguments as typed."""
     options: Namespace
     overrides: list[str]
     resume: str | None
@@ -69,7 +71,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
             advice = "a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
             raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
         overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
-    return Arguments(options, overrides, resume)
+    return Arguments(argv, options, overrides, resume)
 
 
 @cache

@@ -23,7 +23,7 @@ from vitmnist.inference.trained_model import load_model
 from vitmnist.metrics import METRICS
 from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.runtime.files import encode_csv
-from vitmnist.tracking.images import draw_confusion, draw_worst_mistakes
+from vitmnist.tracking.pictures import draw_confusion, draw_worst_mistakes
 
 # Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}

@@ -10,7 +10,6 @@ import logging
 import multiprocessing
 import os
 import shlex
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +68,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
     # Joblib runs jobs in its own processes. If this process raises while it waits, joblib kills them.
     is_parallel = str(hydra.launcher._target_).endswith("JoblibLauncher")
     signals = list_handled_signals() if is_parallel else []
-    typed = without_keys(sys.argv[1:], ["resume", "hydra.sweep.dir"])
+    typed = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
     again = [*typed, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     with (
         locked_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),

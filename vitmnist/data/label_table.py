@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def _parse_row(
     name += suffix
     forms = (name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD")))
     path = next((folder / form for form in forms if (folder / form).exists()), folder / name)
+    path = Path(os.path.normpath(path))  # Not `resolve`: links to other folders are allowed.
     if not path.is_relative_to(folder):
         raise ValueError(f"{name}: must be below data.dataset.path={folder}")
     return path.relative_to(folder).as_posix(), to_nfc(label), split, fold

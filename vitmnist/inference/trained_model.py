@@ -21,7 +21,7 @@ from vitmnist.data.images import ImageReader, Pixels, to_tensor
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
 from vitmnist.inference.evaluation import Evaluation, load_evaluation_dataset
-from vitmnist.inference.images import ImageInput, convert_image, iterate_images
+from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.models import MODELS

@@ -59,7 +59,7 @@ class CosineOptions:
 
 
 @dataclass
-class StepOptions:
+class StepDecayOptions:
     """See `conf/schedule/step.yaml`."""
 
     every_epochs: float = config_field(10.0, above=0)
@@ -116,8 +116,8 @@ def one_cycle(options: OneCycleOptions, step: int, total_steps: int, steps_per_e
     return _cosine(1.0, options.end_factor, (step - warmup) / (total_steps - warmup))
 
 
-@SCHEDULES.register("step", StepOptions)
-def step_decay(options: StepOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+@SCHEDULES.register("step", StepDecayOptions)
+def step_decay(options: StepDecayOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """Multiply the learning rate by a factor after some epochs, as torch's `StepLR` and `MultiStepLR` do."""
     if options.at_epochs is None:
         return float(options.factor ** (step // (options.every_epochs * steps_per_epoch)))

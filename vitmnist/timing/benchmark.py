@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from vitmnist.errors import classify_error
-from vitmnist.runtime.progress import tqdm
+from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import LoaderTiming, Spread
 

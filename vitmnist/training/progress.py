@@ -164,11 +164,11 @@ class MetricAccumulator:
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""
         sums = {name: self._world.all_reduce_sum(values.clone()).cpu() for name, values in self._sums.items()}
-        return {"steps": self.num_batches, "sums": sums}  # The checkpoint format calls the number of batches `steps`.
+        return {"num_batches": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`, also with another number of ranks and with other metrics."""
-        self.num_batches, sums = int(state["steps"]), state["sums"]
+        self.num_batches, sums = int(state["num_batches"]), state["sums"]
         for name in self._sums.keys() - sums.keys():
             log.warning("the metric %s is new: it is recorded in training from the next epoch on", name)
             del self._sums[name]

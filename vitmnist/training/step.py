@@ -285,7 +285,7 @@ class TrainStep:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "schedule": {"last_epoch": self.completed_steps},  # Torch's schedulers use this name.
+            "completed_steps": self.completed_steps,
             "scaler": self._scaler.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,
         }
@@ -295,7 +295,7 @@ class TrainStep:
         self.model.load_state_dict(state["model"])
         # Keep the options of the parameter groups: they follow from the configuration and the number of steps.
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
-        self.completed_steps = int(state["schedule"]["last_epoch"])
+        self.completed_steps = int(state["completed_steps"])
         if state["scaler"]:  # Empty, unless the run used fp16.
             self._scaler.load_state_dict(state["scaler"])
         self._skipped_steps.zero_()

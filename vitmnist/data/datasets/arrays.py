@@ -96,6 +96,8 @@ def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
     if images.dim() == 3:
         images = images[:, None]
     if images.dim() == 4 and images.shape[1] not in PLAUSIBLE_CHANNELS:
+        if images.shape[3] not in PLAUSIBLE_CHANNELS:
+            raise DataError(f"found {[*images.shape]}; [N, C, H, W] or [N, H, W, C] must have 1, 3 or 4 channels C")
         images = images.permute(0, 3, 1, 2)
     if not images.is_floating_point():
         return images

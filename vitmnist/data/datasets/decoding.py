@@ -27,7 +27,7 @@ from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, decoder_thread_context
 from vitmnist.runtime.files import expand_home
-from vitmnist.runtime.progress import tqdm
+from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
 

@@ -17,7 +17,7 @@ from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
-from vitmnist.tracking.images import (
+from vitmnist.tracking.pictures import (
     CAPTION_HEIGHT,
     CELL,
     GAP,
