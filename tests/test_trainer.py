@@ -1,10 +1,7 @@
 """A run: short stages, few frames, its device, its memory, tied weights and the seeds of its ranks."""
 
-import runpy
 import shutil
-import traceback
 import weakref
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import REPOSITORY, Printed, Train, assert_same_run, assert_same_weights, result_of
+from tests.conftest import Printed, Train, assert_same_run, assert_same_weights, result_of
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ExitCode
@@ -26,23 +23,6 @@ from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.world import World
 from vitmnist.trainer import Trainer
-
-
-def test_backward_is_seven_frames_away_from_train_py(
-    quick: list[str], output_of: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, backward, depths = str(REPOSITORY / "train.py"), torch.Tensor.backward, set()
-
-    def hooked(loss: torch.Tensor) -> None:
-        frames = traceback.extract_stack()[:-1]
-        (first,) = (index for index, frame in enumerate(frames) if frame.filename == program)
-        depths.add(sum(frame.filename.startswith(str(REPOSITORY)) for frame in frames[first:]))
-        backward(loss)
-
-    monkeypatch.setattr(torch.Tensor, "backward", hooked)
-    for variant in ([], ["trainer=fast"]):
-        output_of(partial(runpy.run_path, program, run_name="__main__"), *variant, *quick, "epochs=1")
-    assert depths == {7}
 
 
 @pytest.mark.parametrize("name", ["ram", "prefetch"])

@@ -15,7 +15,6 @@ from torch import Tensor
 from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
-from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
@@ -23,7 +22,6 @@ from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import StoreOptions
@@ -111,26 +109,6 @@ def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.M
     assert [timing.name for timing in selection.candidates] == ["ram", "own"]
 
 
-@pytest.mark.usefixtures("own_loaders")
-def test_the_selected_loader_is_open() -> None:
-    @LOADERS.register("closing")
-    class Closing(DirectLoader):
-        is_closed = False
-
-        def batches(self, epoch: int, start: int) -> Batches:
-            assert not self.is_closed
-            return super().batches(epoch, start)
-
-        def close(self) -> None:
-            super().close()
-            self.is_closed = True
-
-    pair = TENSORS.images, TENSORS.labels
-    with make_loader("auto", pair, batch_size=4, device="cpu", seed=0, candidates=["closing"]) as loader:
-        assert len(list(loader.epoch(0))) == len(loader)
-    assert loader.is_closed
-
-
 def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []
@@ -196,31 +174,6 @@ def test_a_run_trains_with_the_loader_that_it_has_timed(
     monkeypatch.setattr(LOADERS, "build", record)
     succeed(*quick, "data/loader=auto", "data.loader.candidates=[ram]", "epochs=1", *BRIEF)
     assert built == ["ram", "ram"], "for training and for evaluation"
-
-
-def test_a_candidate_keeps_its_files_in_the_configured_folder(
-    succeed: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert compose(["data/loader=auto", "data.root=data"]).data.loader.folder == "data/vitmnist-cache"
-    folder = tmp_path / "files"
-    succeed(
-        *quick, "data/loader=auto", "data.loader.candidates=[cache]", f"data.loader.folder={folder}", "epochs=1", *BRIEF
-    )
-    assert list(folder.glob("*/images.npy"))
-    assert not (tmp_path / "home" / ".cache" / "vitmnist").exists()
-
-
-def test_the_timed_steps_of_all_candidates_stay_within_the_schedule_of_the_run(
-    succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A schedule may be a table with a factor for each step, and without one beyond the end of the run."""
-
-    def table(options: NoOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
-        return ([1.0] * total_steps)[step]
-
-    monkeypatch.setitem(SCHEDULES.import_package(), "constant", (NoOptions, table))
-    succeed(*quick, "data/loader=auto", "epochs=1", *BRIEF)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:

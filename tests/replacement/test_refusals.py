@@ -51,15 +51,6 @@ def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
     check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
 
 
-def collate_with_seldom_noise(samples: list[tuple[Tensor, int]]) -> Tensor:
-    return torch.stack([add_noise_seldom(image) for image, _ in samples])
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_function_that_is_random_for_a_single_sample_is_never_frozen(workers: int) -> None:
-    check_same(lambda: DataLoader(Pairs(250), 7, num_workers=workers, collate_fn=collate_with_seldom_noise))
-
-
 class Shuffled(DataLoader[Any]):
     def __iter__(self) -> Any:
         return reversed(list(super().__iter__()))
@@ -208,13 +199,6 @@ class Numbered(Pictures):
         return self.transform(self.open(index), index), index
 
 
-class Started(Pictures):
-    """Its transform gets a keyword argument too, as in MONAI's `CacheDataset`."""
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.open(index), index=index), index
-
-
 class Inspected(Pictures):
     """Uses the result of its transform."""
 
@@ -235,7 +219,6 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "first part": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
     "index": (lambda folder: Numbered(folder, with_index), "a transform gets 2 arguments, and does not return as m"),
-    "start": (lambda folder: Started(folder, with_index), "arguments with and without names\\); move the following"),
     "inspected": (lambda folder: Inspected(folder, FLIP), "the result of it .*not subscriptable\\); move the f"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),

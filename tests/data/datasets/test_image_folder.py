@@ -322,15 +322,6 @@ def test_classes_without_images_are_left_out(folder: Path, caplog: pytest.LogCap
         load(folder / "bee", skip_unreadable=True)
 
 
-def test_every_class_keeps_an_image_for_training(tmp_path: Path) -> None:
-    draw(tmp_path / "images" / "rare" / "only.png", 0)
-    for number in range(5):
-        draw(tmp_path / "images" / "common" / f"{number}.png", number)
-    pets = load(tmp_path / "images", test_share=0.6)
-    assert pets.train.labels.bincount().tolist() == [2, 1]
-    assert pets.test.labels.bincount().tolist() == [3]
-
-
 @pytest.mark.needs("POSIX files")
 def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(folder: Path) -> None:
     names = load(folder).train.files.names
