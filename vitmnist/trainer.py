@@ -45,6 +45,7 @@ from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
     build_loss,
     build_model,
+    check_batch_norm,
     check_config,
     find_pretrained,
     read_dataset,
@@ -197,7 +198,7 @@ class Trainer:
         monitored_values = partial(self.monitor.values, self.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        return TrainStep(
+        step = TrainStep(
             model=model,
             preprocess=preprocess,
             loss=loss,
@@ -209,6 +210,8 @@ class Trainer:
             ema=ema,
             frozen_batch_norms=frozen,
         )
+        check_batch_norm(step, train.images[:1].to(device), sampler)
+        return step
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep

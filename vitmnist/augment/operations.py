@@ -182,11 +182,16 @@ class BlurOptions:
 class Blur(Operation):
     """Blurs each image with a Gaussian kernel, whose standard deviation is drawn uniformly. Borders are mirrored."""
 
+    def __init__(self, options: BlurOptions) -> None:
+        super().__init__(options)
+        if options.kernel_size % 2 == 0:
+            raise ConfigError(f"data.augment.operations: blur: kernel_size={options.kernel_size}: must be odd")
+
     def draw(self, keys: Tensor, height: int, width: int) -> tuple[Tensor]:
         """Draw the weights of the kernels, float32 `[B, kernel_size]`."""
         kernel_size, reach = self.options.kernel_size, self.options.kernel_size // 2
-        if kernel_size % 2 == 0 or reach >= min(height, width):
-            raise ConfigError(f"blur: kernel_size={kernel_size} must be odd, and at most {2 * min(height, width) - 1}")
+        if reach >= min(height, width):
+            raise ConfigError(f"blur: kernel_size={kernel_size}: must be at most {2 * min(height, width) - 1}")
         squares = torch.arange(-reach, reach + 1, device=keys.device) ** 2
         sigma = random_uniform(keys, 0, *self.options.sigma)[:, None]
         return (torch.softmax(-squares / (2 * sigma**2), dim=1).float(),)

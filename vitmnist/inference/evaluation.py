@@ -20,6 +20,7 @@ from vitmnist.training.loop import Predictions
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "data.folds", "data.fold", "batch_size")
+HOLD_OUT_KEYS = ("data.holdout", "data.holdout_seed", "data.folds", "data.fold")
 # The keys that divide or limit a dataset, with the values that keep all images.
 UNDIVIDED = {
     "data.holdout": None,
@@ -113,6 +114,8 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
                 f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
+    elif held_out := [text for text, key in typed.items() if key in HOLD_OUT_KEYS and not text.endswith("=null")]:
+        print(f"warning: {' '.join(held_out)}: the run was trained on images of this validation split", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
     is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data

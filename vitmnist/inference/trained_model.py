@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
+from vitmnist.data.image_listing import SPLIT_OF
 from vitmnist.data.images import ImageReader, Pixels, to_tensor
 from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
@@ -143,14 +144,14 @@ class TrainedModel:
         """Evaluate the model on a split of the run's dataset.
 
         Args:
-            split: train, validation or test; None: the split that was evaluated in training.
+            split: train, val or test; None: the split that was evaluated in training.
             overrides: changes to the configuration of the run, such as `data.dataset.path=other`.
 
         Raises:
             UserError: the overrides or the data cannot be used.
         """
         dataset, batch_size = load_evaluation_dataset(self.run, overrides)
-        name = split or dataset.eval_split_name
+        name = SPLIT_OF.get(split, split) if split else dataset.eval_split_name
         if name not in dataset.splits:
             raise ConfigError(f"split {name}: the dataset has only {' and '.join(dataset.splits)} images")
         images = self.adapt_split(dataset.splits[name])

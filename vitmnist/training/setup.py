@@ -1,5 +1,6 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -15,6 +16,7 @@ from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.randomness import preserved_random_state
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
@@ -23,6 +25,7 @@ from vitmnist.optim.schedules import follows_monitor
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
+from vitmnist.training.step import TrainStep
 
 
 def resolve_dataset_options(config: Config) -> Config:
@@ -150,3 +153,12 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"batch, adds 0{reason}"
             )
     return LOSSES.build(values, train.labels, train.classes, device)
+
+
+def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:
+    """Raise the `ValueError` of batch normalisation now if it cannot train on a last microbatch of one image."""
+    # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
+    sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
+    if step.has_batch_norm and any((size - 1) % step.microbatch_size == 0 for size in sizes):
+        with torch.no_grad():
+            copy.deepcopy(step.model)(step.preprocess(image))  # `Trainer.distribute` seeds the generators later.

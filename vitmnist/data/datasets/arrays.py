@@ -99,8 +99,11 @@ def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
         if images.shape[3] not in PLAUSIBLE_CHANNELS:
             raise DataError(f"found {[*images.shape]}; [N, C, H, W] or [N, H, W, C] must have 1, 3 or 4 channels C")
         images = images.permute(0, 3, 1, 2)
-    if not images.is_floating_point():
+    if images.dtype == torch.uint8:
         return images
+    if not images.is_floating_point():
+        dtype = str(images.dtype).removeprefix("torch.")
+        raise DataError(f"must be uint8 or floats, found {dtype}; convert 16 bits with (array / 257).astype('uint8')")
     if statistics is None:
         raise DataError(
             "floats need data.dataset.statistics={mean: [..], std: [..]}, with which they were normalised; "
