@@ -70,7 +70,6 @@ class WithEpochs(Pairs):
     ("dataloader", "options", "message"),
     [
         (DataLoader(Pairs()), {"loader": "rem"}, r"^loader=rem: did you mean 'ram'\? allowed: auto, cache, ram"),
-        (DataLoader(Pairs()), {"loader": "disk"}, r"^loader=disk: .*allowed"),
         (DataLoader(Pairs()), {"transforms": "tensors"}, r"^transforms=tensors: did you mean 'tensor'\? allow"),
         (DataLoader(Endless()), {}, r"is an IterableDataset.*; use the DataLoader as it is"),
         (DataLoader(Pairs(), batch_size=None), {}, r"^dataloader: batch_size=None: its dataset makes whole batches"),
