@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.datasets.base import Split
-from vitmnist.loaders.workers import ImagesOnDisk
+from vitmnist.loaders.workers import SplitSamples
 from vitmnist.models.vit import ViT
 
 SYNCHRONISE_EVERY = 100  # The articles print loss and accuracy after so many steps.
@@ -38,7 +38,7 @@ class ArticleViT(ViT):
 
 def disk(split: Split, batch_size: int, device: torch.device) -> Batches:
     """One sample at a time: decode, convert to a tensor, normalise."""
-    loader = DataLoader(ImagesOnDisk(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
+    loader = DataLoader(SplitSamples(split), batch_size, shuffle=True, pin_memory=device.type == "cuda")
     return lambda: loader
 
 

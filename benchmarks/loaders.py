@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 from vitmnist import Preprocess, load_dataset, make_loader
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.sources import TensorSet
-from vitmnist.loaders.workers import ImagesOnDisk
+from vitmnist.loaders.workers import SplitSamples
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 
@@ -76,7 +76,7 @@ def build_candidates(split: Split, target: Target, root: str, stack: ExitStack) 
         ]
     for workers in (0, 2):
         candidates.append(Candidate(f"disk, {workers} workers", DISK, ours("disk", num_workers=workers)))
-        theirs = per_sample(target, ImagesOnDisk(split), workers)
+        theirs = per_sample(target, SplitSamples(split), workers)
         candidates.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, theirs))
     return candidates
 

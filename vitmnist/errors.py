@@ -188,6 +188,10 @@ FAILURES = (
         ),
     ),
     (
+        "^Expected to have finished reduction in the prior iteration",
+        Failure("several ranks need a gradient for every parameter; freeze unused ones with lr_scale='{{NAME: 0}}'"),
+    ),
+    (
         "^Expected more than 1 value per channel when training",
         Failure(
             "batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is "

@@ -191,34 +191,14 @@ class Counting:
         return v1.functional.rotate(image, self.seen)
 
 
-class Numbered(Pictures):
-    """Its transform also gets the index."""
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.open(index), index), index
-
-
-class Inspected(Pictures):
-    """Uses the result of its transform."""
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.open(index))[0], index
-
-
 class RandomTarget(Pictures):
     def __getitem__(self, index: int) -> Any:
         return self.transform(self.open(index)), random.randrange(10)
 
 
-def with_index(image: Any, index: int) -> Any:
-    return v1.functional.to_tensor(image.resize((8, 8))) * random.random() * index
-
-
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "first part": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
-    "index": (lambda folder: Numbered(folder, with_index), "a transform gets 2 arguments, and does not return as m"),
-    "inspected": (lambda folder: Inspected(folder, FLIP), "the result of it .*not subscriptable\\); move the f"),
     "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
 }  # fmt: skip

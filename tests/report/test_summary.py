@@ -146,3 +146,12 @@ def test_a_report_counts_the_configurations_for_which_the_gpu_waits(tmp_path: Pa
     graphs = the_only(write(tmp_path / "graph", records[1:]))
     assert summarize_launches(graphs) == sentence.format("1 of 2 configurations", "")
     assert not summarize_launches(the_only(write(tmp_path / "fast", records[2:])))
+
+
+def test_a_monitored_time_is_not_taken_for_quality(tmp_path: Path) -> None:
+    """Loaders deliver identical batches, but not in the same time."""
+    records = rounds(3, disk=2.0, ram=1.0)
+    for record in records:
+        record["config"]["monitor"] = "epoch_s"
+    (sentence,) = summarize_comparison(the_only(write(tmp_path, records)))
+    assert sentence.startswith("Lowest time: ram,")

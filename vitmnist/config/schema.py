@@ -72,7 +72,10 @@ class Precision(str, Enum):
 
 @dataclass
 class TrainerConfig:
-    """`trainer`: how a step is computed. All keys but `clip_norm` change the result by rounding only."""
+    """`trainer`: how a step is computed. All keys but `clip_norm` change the result by rounding only.
+
+    With batch normalisation, whose statistics are those of a microbatch, `micro_batch` changes it too.
+    """
 
     micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="timing")
     compile: bool | str = config_field(allows_auto=True, affects="timing")

@@ -97,6 +97,6 @@ def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[st
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        undivided_checksums={**division, **dataset.sha256},
+        undivided_sha256={**division, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))

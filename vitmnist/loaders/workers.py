@@ -106,7 +106,7 @@ class WorkerLoader(Loader):
         )
 
 
-class ImagesOnDisk(data.Dataset[tuple[Tensor, int]]):
+class SplitSamples(data.Dataset[tuple[Tensor, int]]):
     """Samples of a split, read from files if it has them: normalised float32 `[C, H, W]`, and a label."""
 
     def __init__(self, split: Split) -> None:
@@ -130,7 +130,7 @@ class BatchReader(data.Dataset[Any]):
         self.is_seeded = not isinstance(source, TensorSet)  # The samples of a dataset can be random.
         if isinstance(source, TensorSet):
             source.check_on_host()
-        self.source = DatasetSource(ImagesOnDisk(source), seed=None) if isinstance(source, Split) else source
+        self.source = DatasetSource(SplitSamples(source), seed=None) if isinstance(source, Split) else source
 
     def __getitem__(self, request: BatchRequest) -> object:
         epoch, draws = request

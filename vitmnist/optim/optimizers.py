@@ -119,9 +119,9 @@ class EMA:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averaged weights and the number of updates."""
-        return {"model": self.model.state_dict(), "steps": self._updates}
+        return {"model": self.model.state_dict(), "updates": self._updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.model.load_state_dict(state["model"])
-        self._updates = int(state["steps"])
+        self._updates = int(state["updates"])

@@ -140,10 +140,12 @@ class Comparison:
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each `label_without_loader`, the best median first.
+        """The monitored metric by seed for each `label_without_loader`, the best median first; empty for a time.
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
+        if self.metric.summary != "selected":
+            return {}
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for row in self.rows:
             for seeds, value in row.quality_by_seed(self.metric.name).items():
@@ -247,7 +249,7 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     dataset = run.result.dataset or {}
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
-    if folds := (dataset.get("folds_of") or {}).get("folds"):
+    if folds := (dataset.get("undivided_sha256") or {}).get("folds"):
         # A fold can have an image more than another one.
         sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
@@ -257,7 +259,7 @@ def _facts(run: Run) -> dict[str, str]:
         "resolved device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
-        DATA_CHECKSUM: dataset.get("folds_of") or dataset.get("sha256"),
+        DATA_CHECKSUM: dataset.get("undivided_sha256") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 

@@ -163,5 +163,5 @@ def scale_learning_rates(
     if not groups:
         raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
     optimizer.param_groups[:] = groups.values()
-    norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
-    return [norm for name, norm in norms.items() if not find_factor(f"{name}.weight")]
+    batch_norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
+    return [norm for name, norm in batch_norms.items() if not find_factor(f"{name}.weight")]

@@ -99,7 +99,7 @@ class EpochProgress:
         return {
             "metrics": self.metrics.state_dict(),
             "lrs": list(self._lrs),
-            "norms": {index: float(norm) for index, norm in self._gradient_norms.items()},
+            "gradient_norms": {index: float(norm) for index, norm in self._gradient_norms.items()},
             "seconds": self._seconds(),
         }
 
@@ -107,7 +107,7 @@ class EpochProgress:
         """Continue from `state_dict()`."""
         self.metrics.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
-        self._gradient_norms = dict(state["norms"])
+        self._gradient_norms = dict(state["gradient_norms"])
         self._seconds_before_resume = state["seconds"]
 
     def _seconds(self) -> dict[str, float]:

@@ -112,6 +112,8 @@ def test_floats_of_other_statistics_and_damaged_files_are_refused(tmp_path: Path
     write(path, images=PIXELS * 1.0, labels=LABELS)
     with pytest.raises(DataError, match=r"floats become 0 to 255, and must become 0 to 1"):
         load(path, **options)
+    with pytest.raises(DataError, match=r"data\.dataset\.statistics has 2 channels, the images 3"):
+        load(path, statistics={"mean": [0, 0], "std": [1, 1]})
     for content in (path.read_bytes()[:-400], b"", pickle.dumps({"images": PIXELS})):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"all\.npz: images is damaged, or is no array of numbers or text"):

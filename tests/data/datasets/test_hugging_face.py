@@ -103,6 +103,15 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     rows(range(30), tree=[-1] * 30).save_to_disk(tmp_path / "hidden")
     with pytest.raises(DataError, match=r"columns photo and tree: int2str raised ValueError: Invalid integer .* -1"):
         load(tmp_path / "hidden")
+    rows(range(30), tree=[None] * 30).cast_column("tree", datasets.Value("string")).save_to_disk(
+        tmp_path / "unlabelled"
+    )
+    with pytest.raises(DataError, match="columns photo and tree: row 0 of train has no label"):
+        load(tmp_path / "unlabelled", columns={"image": "photo", "label": "tree"})
+    parts = {name: rows(range(9)) for name in ("train", "valid", "validation")}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "twice")
+    with pytest.raises(ConfigError, match=r"at most one val and test; found train, valid, validation"):
+        load(tmp_path / "twice")
     (tmp_path / "b.parquet").write_bytes(b"no Parquet")
     with pytest.raises(DataError, match=r"data\.dataset\.path=.*b\.parquet cannot be read: "):
         load(tmp_path / "b.parquet")

@@ -110,6 +110,8 @@ def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
             "{mean: [0], std: [1]} for values of 0 to 1"
         )
     check_statistics("data.dataset.statistics", statistics.mean, statistics.std)
+    if len(statistics.mean) not in (1, images.shape[1]):
+        raise DataError(f"data.dataset.statistics has {len(statistics.mean)} channels, the images {images.shape[1]}")
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (statistics.mean, statistics.std))
     return torch.cat([_denormalize(chunk, mean, std) for chunk in images.split(CHUNK_SIZE)])
 

@@ -1,5 +1,6 @@
 """Images of a Hugging Face dataset, read by its package `datasets` from a folder or a Parquet file."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -11,8 +12,10 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader
 from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
 from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
-from vitmnist.errors import ConfigError, MissingExtraError, as_data_error, join_names
+from vitmnist.errors import ConfigError, DataError, MissingExtraError, as_data_error, join_names
 from vitmnist.runtime.files import expand_home
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -87,9 +90,12 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
         else:
             opened = datasets.load_dataset("parquet", data_files=str(folder))
     named = opened if isinstance(opened, Mapping) else {"train": opened}
-    splits = {SPLIT_OF[name.lower()]: rows for name, rows in named.items() if name.lower() in SPLIT_OF}
-    if "train" not in splits:
-        raise ConfigError(f"{key}: has no split train, only {join_names(named)}")
+    split_of = {name: SPLIT_OF[name.lower()] for name in named if name.lower() in SPLIT_OF}
+    splits = {split: named[name] for name, split in split_of.items()}
+    if "train" not in splits or len(splits) < len(split_of):
+        raise ConfigError(f"{key}: must have one split train, and at most one val and test; found {join_names(named)}")
+    if unused := [name for name in named if name not in split_of]:
+        log.warning("%s: splits that are not used: %s", key, join_names(unused))
     features = splits["train"].features
     image = _find_column("image", options.columns.image, features, datasets.Image)
     label = _find_column("label", options.columns.label, features, datasets.ClassLabel)
@@ -99,7 +105,10 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
     with as_data_error(f"{key}: columns {image} and {label}"):
         for split, rows in splits.items():
             encoded[split] = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
-            names = to_names(rows[label][:])
+            labels = rows[label][:]
+            if None in labels:
+                raise DataError(f"row {labels.index(None)} of {split} has no label")
+            names = to_names(labels)
             images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
     return RowReader(encoded, image, options.reader), images
 
