@@ -2,17 +2,16 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import BRIEF, Printed, Train, assert_same_run, result_of
+from tests.conftest import BRIEF, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
@@ -158,22 +157,6 @@ def test_a_run_with_auto_learns_what_any_run_learns(
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
-
-
-def test_a_run_trains_with_the_loader_that_it_has_timed(
-    succeed: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The training images are not decoded, copied or hashed again."""
-    built = []
-    build = LOADERS.build
-
-    def record(values: Mapping[str, object], data: SampleSource, *parts: Any) -> Loader:
-        built.append(values["name"])
-        return build(values, data, *parts)
-
-    monkeypatch.setattr(LOADERS, "build", record)
-    succeed(*quick, "data/loader=auto", "data.loader.candidates=[ram]", "epochs=1", *BRIEF)
-    assert built == ["ram", "ram"], "for training and for evaluation"
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:

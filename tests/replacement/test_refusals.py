@@ -102,13 +102,6 @@ def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any], folder: 
             list(kept)
 
 
-def test_a_dataloader_over_the_decoded_samples_needs_the_collate_function() -> None:
-    replacement = from_dataloader(DataLoader(Pairs(), 7))
-    for dataset in (replacement.dataset, Subset(replacement.dataset, range(9))):
-        with pytest.raises(ConfigError, match=r"needs collate_fn=loader\.collate_fn"):
-            list(DataLoader(dataset, 7))
-
-
 class Stateful:
     """A transform or collate function with a counter, a lazily filled cache, and a generator.
 

@@ -89,11 +89,12 @@ def check_equal(
     def build(as_tensors: bool) -> DataLoader[Any]:
         generator = {"generator": torch.Generator().manual_seed(4)} if "generator" in options else {}
         dataset = Photos(transforms, views, as_tensors=as_tensors)
-        return DataLoader(dataset, 4, shuffle=True, **options | generator)
+        return DataLoader(dataset, 4, **{"shuffle": True, **options, **generator})
 
     expected, ours = epochs(build(as_tensors=True), ends), replaced(build(as_tensors=False))
     assert_same(epochs(ours, ends), expected)
-    needs_workers = options.keys() & {"generator", "persistent_workers", "in_order", "worker_init_fn"}
+    needs_workers = options.keys() & {"persistent_workers", "in_order", "worker_init_fn"}
+    needs_workers |= {"generator"} & options.keys() if options.get("shuffle", True) else set()
     assert isinstance(iter(ours), BackgroundMap) == ("num_workers" in options and not needs_workers)
 
 
@@ -136,6 +137,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
     "1, left early": ({"num_workers": 1, "prefetch_factor": 1, "drop_last": True}, (1, None, None)),
     "persistent, left early": ({"num_workers": 2, "persistent_workers": True, "prefetch_factor": 1}, (2, 0, None)),
     "generator": ({"num_workers": 2, "generator": True}, (1, None)),
+    "generator of workers": ({"num_workers": 2, "generator": True, "shuffle": False}, (1, None)),
     "without order": ({"num_workers": 1, "in_order": False}, (None,)),
     "worker_init_fn": ({"num_workers": 1, "worker_init_fn": asks_for_worker}, (None,)),
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.support.fake_queue import FakeQueue, simulate_gpus
+from vitmnist.data.datasets.base import ImageFiles, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
@@ -82,6 +83,18 @@ def test_what_the_device_reads_is_the_batch(
     with loader:
         for epoch in range(2):
             assert not find_difference(epoch_on(device, loader, epoch, late), expected(data, loader, epoch))
+
+
+def test_images_of_files_and_their_labels_are_copied_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, pixels = FakeQueue(DEVICE), torch.arange(9 * 12, dtype=torch.uint8).view(9, 3, 2, 2)
+    monkeypatch.setitem(device_module.QUEUES, DEVICE.type, lambda _: device)
+    for images in (pixels, pixels.contiguous(memory_format=torch.channels_last)):
+        files = ImageFiles(Path(), [*"012345678"], lambda path: pixels[int(path.name)].permute(1, 2, 0).numpy())
+        split = Split(images, torch.arange(9), (0.5,) * 3, (0.5,) * 3, tuple("abcdefghi"), files=files)
+        with LOADERS.build(LOADERS.with_defaults({"name": "disk"}), split, EpochSampler(9, 4, 1), DEVICE) as loader:
+            batches = epoch_on(device, loader, 0, late=True)
+        assert not find_difference(batches, [(pixels[rows], rows) for rows in loader.sampler.batches(0)] * 2)
+    assert device.pageable_copies == 0
 
 
 class NeverWaits(FakeQueue):

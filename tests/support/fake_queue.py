@@ -75,7 +75,7 @@ class FakeQueue(DeviceQueue):
         super().__init__(device)
         self.default = Stream()
         self.streams = [self.default]
-        self.copies = self.most_copies = self.most_blocks = 0
+        self.copies = self.most_copies = self.most_blocks = self.pageable_copies = 0
         self._current = threading.local()
         self._pinned: list[Tensor] = []
         self._blocks: dict[int, tuple[Tensor, Stream, list[Stream]]] = {}
@@ -107,6 +107,7 @@ class FakeQueue(DeviceQueue):
         with self._lock:
             ranges = [range(block.data_ptr(), block.data_ptr() + max(block.nbytes, 1)) for block in self._pinned]
             if not any(tensor.data_ptr() in addresses for addresses in ranges):
+                self.pageable_copies += 1
                 tensor = tensor.clone()  # From pageable memory the driver copies before the call returns.
             block, on_device = self.allocate(tensor.shape, tensor.dtype)
             self.copies += 1

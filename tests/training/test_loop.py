@@ -14,7 +14,7 @@ from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sampler import EpochSampler, _draw_order
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.training.loop import evaluate, train_epoch
@@ -63,6 +63,9 @@ def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     ours, theirs, loader = make_model(), make_model(), make_loader(tiny)
     progress = new_progress(loader, epoch=1, log_every=3)
     metrics = train_epoch(make_step(ours, tiny), loader, progress)
+    drawn = _draw_order.cache_info().misses
+    loader.sampler.indices(2)
+    assert _draw_order.cache_info().misses == drawn, "the next epoch is drawn ahead"
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     losses, correct, steps = [], 0, []
     images = (tiny.train.images / 255 - tiny.train.mean[0]) / tiny.train.std[0]

@@ -134,7 +134,8 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
     if not any(_list_folders(path) for _, path in named):
         return {"train": folder}
     by_split = dict(named)
-    if len(named) != len(by_split) or "train" not in by_split:
+    # A folder such as `train_val` would be two splits.
+    if len(named) != len(by_split) or len({path for _, path in named}) < len(named) or "train" not in by_split:
         raise DataError(
             f"{folder}: the folders of splits must be one train and at most one val and test, each with a folder for "
             f"each class; found {join_names(path.name for _, path in named)}; rename or remove some, or set "

@@ -18,6 +18,7 @@ from vitmnist.loaders.workers import WorkerLoader
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
 from vitmnist.runtime.device import create_queue
+from vitmnist.store.rows import as_contiguous_rows
 from vitmnist.store.tree import map_batch_tensors
 
 DEFAULT_WORKERS = 2
@@ -79,13 +80,15 @@ class FileLoader(Loader):
         with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
-                    labels = self.split.labels[indices]
-                    labels = labels.pin_memory() if self.queue.is_async else labels
+                    labels = self.queue.empty_pinned((len(indices),), torch.int64)
+                    torch.index_select(self.split.labels, 0, indices, out=labels)
                     yield map_batch_tensors(self.queue.to_device, (images, labels))
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
+        rows = as_contiguous_rows(self.split.images)
         for indices in self.sampler.indices(epoch, start).split(self.sampler.rank_batch_size):
-            images = torch.empty_like(self.split.images[: len(indices)], pin_memory=self.queue.is_async)
+            images = self.queue.empty_pinned((len(indices), *rows.shape[1:]), rows.dtype)
+            images = images if rows is self.split.images else images.permute(0, 3, 1, 2)
             for row in range(len(indices)):
                 yield images, indices, row
 

@@ -189,7 +189,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         if not self.num_workers or needs_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
         self.dataset._guard.check()
-        base_seed = int(torch.empty((), dtype=torch.int64).random_())
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         drawn = self._draw_batches(self.dataset, base_seed, list(self.batch_sampler or ()))
         return BackgroundMap(self._collate_and_pin, drawn, BATCHES_AHEAD, BATCHES_AHEAD)
 

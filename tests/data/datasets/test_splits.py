@@ -75,6 +75,11 @@ def test_splits_of_other_names_are_no_classes(divided: Path) -> None:
         (divided / name).rename(divided / other)
     with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
         load(divided)
+    (divided / "trn").rename(divided / "train_val")
+    with pytest.raises(
+        DataError, match=r"must be one train and at most one val and test, .*found train_val, train_val"
+    ):
+        load(divided)
 
 
 def test_folders_may_lack_a_split(divided: Path, caplog: pytest.LogCaptureFixture) -> None:
