@@ -1,5 +1,6 @@
 """A run: short stages, few frames, its device, its memory, tied weights and the seeds of its ranks."""
 
+import inspect
 import shutil
 import weakref
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.world import World
 from vitmnist.trainer import Trainer
+from vitmnist.training.loop import train_epoch
 
 
 @pytest.mark.parametrize("name", ["ram", "prefetch"])
@@ -44,6 +46,12 @@ def test_training_and_validation_data_are_freed_before_the_test_split(
     succeed(*quick, f"data/loader={name}", "data.holdout=5")
     assert len(earlier) >= 2
     assert set(alive) == {0}
+
+
+def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
+    assert len(inspect.getsource(train_epoch).splitlines()) <= 50
+    for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
+        assert len(inspect.getsource(stage).splitlines()) <= 20, stage
 
 
 def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:

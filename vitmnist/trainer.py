@@ -112,6 +112,7 @@ class Trainer:
             checkpoint, weights = self.load_initial_state()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
+            check_batch_norm(step, dataset.train.images[:1].to(self.device), sampler)
             train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
             # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
             step.prepare(train_loader)
@@ -185,11 +186,8 @@ class Trainer:
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build the model, loss, optimizer and schedule, and the training step that uses them."""
         config, device = self.config, self.device
-        batch_size, images = min(sampler.rank_batch_size, sampler.size), config.epochs_to_train * sampler.size
-        resolve = partial(resolve_step_options, config.trainer, device, batch_size, images, self.world.size)
-        options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
-        if options.reasons:
-            log.info("trainer options chosen for %s:\n%s", device, options.describe())
+        batch_size = min(sampler.rank_batch_size, sampler.size)
+        options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
@@ -198,20 +196,17 @@ class Trainer:
         monitored_values = partial(self.monitor.values, self.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        step = TrainStep(
-            model=model,
-            preprocess=preprocess,
-            loss=loss,
-            optimizer=optimizer,
-            schedule=schedule,
-            batch_size=batch_size,
-            options=options,
-            clip_norm=config.trainer.clip_norm,
-            ema=ema,
-            frozen_batch_norms=frozen,
-        )
-        check_batch_norm(step, train.images[:1].to(device), sampler)
-        return step
+        parts: dict[str, Any] = {"ema": ema, "frozen_batch_norms": frozen, "clip_norm": config.trainer.clip_norm}
+        return TrainStep(model, preprocess, loss, optimizer, schedule, batch_size, options, **parts)
+
+    def _resolve_step_options(self, batch_size: int, num_images: int) -> StepOptions:
+        """Choose the options of the step on rank 0, for training on `num_images` images, and log the reasons."""
+        config, device = self.config.trainer, self.device
+        resolve = partial(resolve_step_options, config, device, batch_size, num_images, self.world.size)
+        options = StepOptions(**self.world.broadcast_object(lambda: asdict(resolve())))
+        if options.reasons:
+            log.info("trainer options chosen for %s:\n%s", device, options.describe())
+        return options
 
     def build_loaders(
         self, dataset: Dataset, sampler: EpochSampler, step: TrainStep

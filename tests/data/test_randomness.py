@@ -39,7 +39,6 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
     ("options", "error", "raised", "message"),
     [
         ({"name": "disk", "num_workers": 0}, StopIteration, RuntimeError, "generator raised StopIteration"),
-        ({"name": "prefetch"}, StopIteration, RuntimeError, "generator raised StopIteration"),
         ({"name": "disk", "num_workers": 1}, ConnectionResetError, ConnectionResetError, "the server is gone"),
     ],
 )

@@ -184,15 +184,9 @@ class Counting:
         return v1.functional.rotate(image, self.seen)
 
 
-class RandomTarget(Pictures):
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(self.open(index)), random.randrange(10)
-
-
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "first part": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
-    "random target": (lambda folder: RandomTarget(folder, FLIP), "sample 0 is random .*Python.* apart from the tr"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
 }  # fmt: skip
 

@@ -119,7 +119,7 @@ def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused
         "is the last one, else trainer.micro_batch=null or a larger batch_size\n"
     )
     assert "trainer.micro_batch=4: the model has batch normalisation" in ended.stdout
-    assert "dataset" not in ended.stdout, "the run has not begun"
+    assert "dataset" not in ended.stdout, "the run is refused before its set-up is logged"
 
 
 def test_the_choices_of_fast_are_printed_and_recorded(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

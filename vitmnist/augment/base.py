@@ -33,7 +33,7 @@ class Operation(nn.Module):
     is_crop = False
     """Whether `forward` returns images of the size `crop_size`."""
     crop_size: tuple[int, int] | None = None
-    """Height and width of the model's input, which `Compose` sets; None: those of the images."""
+    """Height and width of the model's input, which `Compose` sets; None: the size of the images."""
 
     def __init__(self, options: Any = None) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class StrengthOptions:
 class Trivial(Affine):
     """Applies one of `names` with one of 31 strengths to each image. Both are drawn uniformly.
 
-    The strongest changes are those of the paper's wide space: a shear of 0.99, 32 pixels, 135 degrees, blending factors
+    The strongest changes are as in the paper's wide space: a shear of 0.99, 32 pixels, 135 degrees, blending factors
     of 0.01 and 1.99, 2 bits, and inverting all pixels. Unlike torchvision's `TrivialAugmentWide`, this shears about the
     centre, interpolates bilinearly, translates by fractions of a pixel, and rounds no result to 8 bits.
     """

@@ -74,7 +74,7 @@ class Precision(str, Enum):
 class TrainerConfig:
     """`trainer`: how a step is computed. All keys but `clip_norm` change the result by rounding only.
 
-    With batch normalisation, whose statistics are those of a microbatch, `micro_batch` changes it too.
+    With batch normalisation, `micro_batch` changes it too: the statistics come from a microbatch.
     """
 
     micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="timing")

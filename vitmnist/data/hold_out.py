@@ -59,7 +59,7 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
 def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
     """Make a fold of the training images the validation split; see `hold_out_validation`.
 
-    `data.folds` draws folds; without it, they are those of the dataset.
+    `data.folds` draws folds; without it, the folds of the dataset are used.
 
     Raises:
         ConfigError: there is no such fold, or another validation split.

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import dotted_keys, is_under
+from vitmnist.config.schema import DataConfig, dotted_keys, is_under
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -20,7 +20,6 @@ from vitmnist.training.loop import Predictions
 
 # The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "data.folds", "data.fold", "batch_size")
-HOLD_OUT_KEYS = ("data.holdout", "data.holdout_seed", "data.folds", "data.fold")
 # The keys that divide or limit a dataset, with the values that keep all images.
 UNDIVIDED = {
     "data.holdout": None,
@@ -114,8 +113,8 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
                 f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif held_out := [text for text, key in typed.items() if key in HOLD_OUT_KEYS and not text.endswith("=null")]:
-        print(f"warning: {' '.join(held_out)}: the run was trained on images of this validation split", file=sys.stderr)
+    elif (data.holdout or data.folds or data.fold is not None) and _division(data) != _division(trained_data):
+        print("warning: the run was trained on images of this hold-out or fold; it used another one", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
     is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data
@@ -126,6 +125,10 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
             if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset, config.batch_size
+
+
+def _division(data: DataConfig) -> list[object]:
+    return [data.holdout, data.holdout_seed, data.folds, data.fold]
 
 
 def _locate(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:

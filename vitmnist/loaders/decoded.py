@@ -20,8 +20,7 @@ CPU = torch.device("cpu")
 INDEX_NBYTES = 8
 """Bytes of an index (int64). A device that keeps the dataset also keeps the permutation of an epoch."""
 MAX_COPIES = 16
-"""The largest number of copies of an epoch that a GPU has not finished. With steps of a millisecond, fewer copies would
-not cover a pause of the host."""
+"""Maximum number of unfinished copies to a GPU. Steps of a millisecond need this many to cover a pause of the host."""
 
 
 class HostLoader(Loader):

@@ -77,7 +77,10 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
             # Configurations with equal losses, as with other loaders, have one curve.
             curves.setdefault(tuple(epoch["eval_loss"] for epoch in run.result.epochs), run.folder.name)
     if curves:
-        yield _draw_curves([*curves.items()])
+        ranked = [*curves.items()]
+        if not comparison.quality_differs:  # The rows are in the order of their times.
+            ranked.sort(key=lambda curve: min(curve[0]))
+        yield _draw_curves(ranked)
 
 
 def _draw_quality(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:

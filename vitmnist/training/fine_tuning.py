@@ -75,8 +75,8 @@ def load_initial_weights(
 def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
     """Rename weights to match the names in a model.
 
-    Prefixes of wrappers are removed until a name matches. If none ever does, the weights are treated as those of a
-    child of the model, such as `backbone`.
+    Prefixes of wrappers are removed until a name matches. If none ever does, the weights belong to a child of
+    the model, such as `backbone`.
     """
     names = model.state_dict().keys()
     while not names & weights.keys():
