@@ -14,6 +14,9 @@ from pathlib import Path
 
 # Several processes with as many threads as cores would wait for each other. Programs that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Each of them would compile all modules again, which takes seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 import pytest
 import torch
@@ -62,6 +65,14 @@ def pytest_collection_finish() -> None:
     """Exempt imported objects from garbage collection, because each run in this process collects twice."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # Libraries report frozen objects as leaks.
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Exempt what the tests of a module imported, too."""
+    if nextitem and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:
