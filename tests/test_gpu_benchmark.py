@@ -49,7 +49,7 @@ def test_without_a_gpu_one_line_says_so_and_a_dry_run_prints_the_commands(
             "failed, exit code 1",
             "half a page\n    no memory",
         ),
-        (INTERRUPTED, 3, "stopped after 3 s", "    begun\n    one failed"),
+        (INTERRUPTED, 2, "stopped after 2 s", "    begun\n    one failed"),
         (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
     ],
 )
