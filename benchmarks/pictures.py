@@ -289,9 +289,9 @@ def compare(arguments: argparse.Namespace) -> str:
     size = sum(file.stat().st_size for file in folder.glob("train/*/*")) / arguments.pictures / 1000
     method = (
         f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, read before, so that the system has "
-        f"them in memory; {arguments.rounds} rounds: median and range. Speeds are of epochs of "
-        f"{arguments.batches} batches of {BATCH_SIZE}; milliseconds are per picture. A ratio is to the first row of the size in the same round. "
-        "Until the first batch, torchvision reads the files of a few batches, the others all files."
+        f"them in memory; {arguments.rounds} rounds: median and range. Speeds are of epochs of {arguments.batches} "
+        f"batches of {BATCH_SIZE}; milliseconds are per picture. A ratio is to the first row of the size in the same "
+        "round. Until the first batch, torchvision reads the files of a few batches, the others all files."
     )
     parts = []
     for number, (title, unit) in enumerate((DEVICE_TABLES if arguments.device else TABLES).items()):
