@@ -22,6 +22,7 @@ from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -72,8 +73,10 @@ def make_step(
     values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     preprocess = Preprocess(data.train, augment).to(device)
-    parts = model, preprocess, loss, built, build_schedule(one_cycle, 1, steps)
-    return TrainStep(*parts, BATCH, config, clip_norm, EMA(model, decay) if decay else None)
+    execution = Execution(model, preprocess, loss, BATCH, config)
+    return TrainStep(
+        execution, built, build_schedule(one_cycle, 1, steps), clip_norm, EMA(model, decay) if decay else None
+    )
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
@@ -145,7 +148,7 @@ def test_microbatches_give_the_same_gradient(
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     # A step that is to be compiled pads its batches, and `prepare`, which would compile it, is not called.
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1, compile=is_padded)
-    assert step.microbatch_size <= micro_batch
+    assert step.execution.microbatch_size <= micro_batch
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -227,7 +230,7 @@ def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothin
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)
-    assert step.options.compile
+    assert step.execution.options.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)

@@ -38,7 +38,7 @@ def train_epoch(
         TrainingError: a loss is not finite; the message names the first such step.
     """
     metrics = progress.metrics
-    step.train_mode()
+    step.execution.train_mode()
     timer = progress.timer
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):

@@ -159,6 +159,7 @@ def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> N
     """Raise the `ValueError` of batch normalisation now if it cannot train on a last microbatch of one image."""
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    if step.has_batch_norm and any((size - 1) % step.microbatch_size == 0 for size in sizes):
+    execution = step.execution
+    if execution.has_batch_norm and any((size - 1) % execution.microbatch_size == 0 for size in sizes):
         with torch.no_grad():
             copy.deepcopy(step.model)(step.preprocess(image))  # `Trainer.distribute` seeds the generators later.
