@@ -26,7 +26,7 @@ from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -193,7 +193,8 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
+        layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
         monitored_values = partial(self.monitor.values, self.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
