@@ -110,9 +110,9 @@ class Registry(Generic[Built]):
         """
         _, options = self.resolve(values)
         if not isinstance(options, base):
-            member, declared = f"{self.group}={values['name']}", f"{base.__module__}.{base.__name__}"
             raise ConfigError(
-                f"{member}: the class of its options, {type(options).__name__}, must derive from {declared}"
+                f"{self.group}={values['name']}: its options, {type(options).__name__}, must derive from "
+                f"{base.__module__}.{base.__name__}"
             )
         return options
 

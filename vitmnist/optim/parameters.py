@@ -1,16 +1,16 @@
 """What a model may tell about its parameters, mostly in timm's convention."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 
 def names_without_decay(model: nn.Module) -> Collection[str]:
-    """Return the names of parameters without weight decay: the model's `no_weight_decay`, or what this method returns."""
-    names: Any = getattr(model, "no_weight_decay", ())
-    return names() if callable(names) else names  # type: ignore[no-any-return]
+    """Return the names of parameters without weight decay: `no_weight_decay` of the model, a collection or a method."""
+    names: Collection[str] | Callable[[], Collection[str]] = getattr(model, "no_weight_decay", ())
+    return names() if callable(names) else names
 
 
 def find_layers(model: Any) -> dict[str, int]:
