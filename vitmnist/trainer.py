@@ -130,7 +130,7 @@ class Trainer:
             self.stop.listen(deadline)
             with train_loader, eval_loader:
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.metrics.num_batches > 0 or not recorder.is_done():
+                while progress.accumulator.num_batches > 0 or not recorder.is_done():
                     with recorder.progress_bar(progress, len(train_loader) + len(eval_loader)) as after_step:
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
                         eval_metrics, predictions = evaluate(
