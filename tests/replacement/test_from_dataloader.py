@@ -213,7 +213,7 @@ def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
 
 
 @pytest.mark.parametrize("is_random", [False, True])
-def test_a_set_larger_than_memory_is_kept_in_a_file(
+def test_a_set_larger_than_memory_is_stored_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk is too small too, it is refused before anything is decoded."""

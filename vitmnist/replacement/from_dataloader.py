@@ -74,8 +74,8 @@ def from_dataloader(
     detected.
 
     Args:
-        loader: where the samples are kept. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if they
-            do not fit in memory. If the samples cannot be kept, auto warns and returns the original. With
+        loader: where the samples are stored. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if they
+            do not fit in memory. If the samples cannot be stored, auto warns and returns the original. With
             transforms="tensor", it raises an error instead.
         folder: where cache writes its files.
         fingerprint: identifies the decoded contents in `folder` for later processes. Without it, only this process uses
@@ -87,7 +87,7 @@ def from_dataloader(
     Raises:
         ConfigError: an argument is unknown or cannot be used, or samples are random apart from their transforms. With
             transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
-        DataError: samples cannot be read or kept, or batches differ from the original's.
+        DataError: samples cannot be read or stored, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
     if loader not in LOADER_NAMES:
@@ -115,7 +115,7 @@ def from_dataloader(
 
 
 def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples as `options` say. Raises the errors of `from_dataloader`."""
+    """Build a replacement that stores its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
     name = "cache" if options.folder else "ram"
     try:
@@ -137,7 +137,7 @@ def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool)
     """Build the kind of replacement that fits some samples, the probes.
 
     Only decoding all samples shows whether the others are like the probes. If one is random, it becomes a probe. If
-    batches turn out to have no rows, samples are kept one by one.
+    batches turn out to have no rows, samples are stored one by one.
 
     Raises:
         RandomSampleError: a sample is random apart from its transforms.
@@ -237,7 +237,7 @@ def _build_per_sample(
     transform: Transform,
     deterministic: Iterable[Transform],
 ) -> DataLoader[Any]:
-    """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
+    """Build a replacement that stores single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
     samples = decode_samples(dataloader, decode, examples, options)
     decoded = TransformedDataset(dataset, deterministic, samples, transform)

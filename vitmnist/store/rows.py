@@ -20,7 +20,7 @@ class StoreOptions:
     """Where to store decoded samples, and how later processes find them.
 
     Args:
-        folder: the folder for a mapped file; None keeps the samples in host memory.
+        folder: the folder for a mapped file; None stores the samples in host memory.
         fingerprint: identifies the samples for later processes; with None, the files disappear with this process.
     """
 
