@@ -162,6 +162,6 @@ class WithEpochs(Pairs):
 )
 @pytest.mark.parametrize("name", ["ram", "disk"])
 def test_a_dataset_that_changes_in_set_epoch_is_refused(name: str, data: Any) -> None:
-    """Workers have a copy of the dataset, and other loaders store its samples, so a call of `set_epoch` would do nothing."""
+    """Workers copy the dataset, and other loaders store its samples, so a call of `set_epoch` would do nothing."""
     with pytest.raises(DataError, match="has set_epoch, so its samples change"):
         make_loader(name, data, **ORDER)

@@ -59,7 +59,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     if is_exhausted and has_epochs_left:
         # More epochs alone do not continue a run that has stopped early.
         ignored += ["epochs", "patience"]
-    # Changing a key that affects neither result nor timing, such as `logger`, does not resume a completed run.
+    # Changing a key that affects neither the result nor the time, such as `logger`, does not resume a completed run.
     if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False

@@ -74,8 +74,8 @@ def from_dataloader(
     detected.
 
     Args:
-        loader: where the samples are stored. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if they
-            do not fit in memory. If the samples cannot be stored, auto warns and returns the original. With
+        loader: where the samples are stored. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if
+            they do not fit in memory. If the samples cannot be stored, auto warns and returns the original. With
             transforms="tensor", it raises an error instead.
         folder: where cache writes its files.
         fingerprint: identifies the decoded contents in `folder` for later processes. Without it, only this process uses

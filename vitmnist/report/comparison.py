@@ -249,7 +249,7 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     dataset = run.result.dataset or {}
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
-    if folds := (dataset.get("undivided_sha256") or {}).get("folds"):
+    if folds := (dataset.get("division") or {}).get("folds"):
         # A fold can have an image more than another one.
         sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
@@ -259,7 +259,7 @@ def _facts(run: Run) -> dict[str, str]:
         "resolved device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
-        DATA_CHECKSUM: dataset.get("undivided_sha256") or dataset.get("sha256"),
+        DATA_CHECKSUM: dataset.get("division") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 

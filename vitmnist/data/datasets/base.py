@@ -108,8 +108,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        undivided_sha256: the hold-out size or number of folds, and the checksums of the undivided splits. All folds
-            have the same ones, by which reports group them.
+        division: with a hold-out or folds, its size or their number, and the checksums of the splits before the
+            division. It is the same for all folds, so reports group them by it.
         folds: the fold of each training image by its `Split.name`, for `data.fold`; others are always for training.
 
     Raises:
@@ -122,7 +122,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    undivided_sha256: dict[str, Any] | None = None
+    division: dict[str, Any] | None = None
     folds: Mapping[Any, int] | None = None
 
     def __repr__(self) -> str:
