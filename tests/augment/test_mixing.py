@@ -38,7 +38,7 @@ def test_cutmix_is_that_of_torchvision() -> None:
     """Pixels are equal. The weight is the area of the image that is left."""
     source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))
-    larger, is_larger = cutmix.weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
+    larger, is_larger = cutmix.draw_weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
     areas = larger.where(is_larger, 1 - larger)
     rows, columns = random_bits(keys(NUMBER), 2) % 12, random_bits(keys(NUMBER), 3) % 17
     for row in range(NUMBER):
@@ -64,7 +64,7 @@ def test_cutmix_is_that_of_torchvision() -> None:
     ],
 )
 def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> None:
-    weights = built("mixup", alpha=alpha).weights(keys(20_000), 1).double()
+    weights = built("mixup", alpha=alpha).draw_weights(keys(20_000), 1).double()
     assert weights.min() >= 0.5
     assert weights.max() <= 1
     # The distribution function of a random number, applied to that number, is uniform. 1.95 / sqrt(n) is p < 0.001.

@@ -70,7 +70,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],
         {},
-        r"sample 0: pixels differ by up to \d+ of 255 .* the 8 of rounding; use",
+        r"sample 0: pixels differ by up to \d+ of 255 .* and rounding by 8 at most; use",
     ),
     (JOINT, {}, r"^transforms='tensor': .* gets more than an image; use transforms='exact'"),
 ]

@@ -137,7 +137,7 @@ def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(open_on_fa
 
 
 def test_a_host_that_runs_ahead_waits_for_its_copies(open_on_fake: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded, "MAX_COPIES", 3)
+    monkeypatch.setattr(decoded, "MAX_PENDING_COPIES", 3)
     loader, device = open_on_fake("ram")
     with loader:
         epoch_on(device, loader, 0, late=True)

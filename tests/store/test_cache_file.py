@@ -26,7 +26,7 @@ from vitmnist.data import sources
 from vitmnist.data.sources import DatasetSource
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import OutOfSpaceError
-from vitmnist.runtime.run_folder import InUseError, folder_lock
+from vitmnist.runtime.run_folder import InUseError, lock_folder
 from vitmnist.store import cache_file
 from vitmnist.store.rows import StoreOptions
 
@@ -228,7 +228,7 @@ def test_where_the_file_system_has_no_locks_caches_and_run_folders_only_warn(
     for _ in range(2):
         assert values(samples, tmp_path / "cache", fingerprint="counted") == EXPECTED
     assert samples.reads == 10
-    with folder_lock(tmp_path / "run"), pytest.raises(InUseError), folder_lock(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"), pytest.raises(InUseError), lock_folder(tmp_path / "run"):
         pass
     warned = [record.args for record in caplog.records if "this file system has no locks" in record.message]
     assert warned == [(tmp_path / "cache",), (tmp_path / "run",)]

@@ -164,31 +164,31 @@ def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
     return metadata.get("affects") == "nothing"
 
 
-def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Yield each key with its field; a section comes before its keys."""
     for option in fields(schema):
         key = join_key(prefix, option.name)
         yield key, option
         if is_dataclass(option.default_factory):
-            yield from schema_fields(option.default_factory, key)
+            yield from iterate_fields(option.default_factory, key)
 
 
-def registries() -> Iterator[tuple[str, Any]]:
+def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
-    for key, option in schema_fields():
+    for key, option in iterate_fields():
         if "registry" in option.metadata:
             yield key, resolve_name(option.metadata["registry"])
 
 
-def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
+def select_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
-    keys = [*schema_fields()]
-    for group, registry in registries() if values else ():
+    keys = [*iterate_fields()]
+    for group, registry in iterate_registries() if values else ():
         member: Any = values
         for name in group.split("."):
             member = member[name]
         _, options = registry.resolve(member, group)
-        keys += schema_fields(type(options), group)
+        keys += iterate_fields(type(options), group)
     return [key for key, option in keys if holds(option.metadata)]
 
 
@@ -198,11 +198,11 @@ def to_json_values(config: DataclassInstance) -> dict[str, Any]:
     return plain
 
 
-def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration: the values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= dotted_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 

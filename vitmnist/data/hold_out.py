@@ -89,7 +89,7 @@ def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, setting: dict[str
         unset = " ".join(f"{override.partition('=')[0]}=null" for override in key.split())
         raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set {unset}")
     if not is_held_out.any():
-        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
+        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; set a larger share")
     if is_held_out.all():
         raise ConfigError(f"{key}: leaves none of the {len(train)} training images")
     check_fits(key, train.nbytes, torch.device("cpu"))

@@ -19,7 +19,7 @@ from vitmnist.store.rows import StoreOptions, as_contiguous_rows, gather_rows
 CPU = torch.device("cpu")
 INDEX_NBYTES = 8
 """Bytes of an index (int64). A device that stores the dataset also stores the permutation of an epoch."""
-MAX_COPIES = 16
+MAX_PENDING_COPIES = 16
 """Maximum number of unfinished copies to a GPU. Steps of a millisecond need this many to cover a pause of the host."""
 
 
@@ -38,7 +38,7 @@ class HostLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         copies: deque[Event] = deque()
         for indices in self.sampler.batches(epoch, start):
-            if len(copies) == MAX_COPIES:
+            if len(copies) == MAX_PENDING_COPIES:
                 copies.popleft().synchronize()
             rows = gather_rows(self.tensors, indices, out=self._empty_pinned() if self.queue.is_async else ())
             images, labels = map(self.queue.to_device, rows)

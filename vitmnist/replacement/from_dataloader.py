@@ -147,13 +147,13 @@ def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool)
     while True:
         try:
             if _is_any_random(dataset, probes):
-                return _build_random(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
+                return _build_with_transforms(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
             samples = [fetch_sample(dataset.__getitem__, index) for index in probes]
             example = _collate_rows(dataloader, probes, samples) if may_have_rows else None
             if example:
-                return _build_gathered(dataloader, options, example)
+                return _build_from_rows(dataloader, options, example)
             transforms = list_transforms(dataset)
-            return _build_per_sample(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
+            return _build_from_samples(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
         except RandomSampleError as error:
             if error.index in probes:
                 raise
@@ -183,7 +183,7 @@ def _collate_rows(dataloader: DataLoader[Any], indices: Sequence[int], samples: 
     return None if reason else RowTensors.from_batch(batch, size)
 
 
-def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
+def _build_from_rows(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement that gathers batches from rows of tensors.
 
     Args:
@@ -210,7 +210,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
     return replacement
 
 
-def _build_random(
+def _build_with_transforms(
     dataloader: DataLoader[Any], options: StoreOptions, split: SplitTransforms, to_tensors: bool
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in workers, or to tensors in threads.
@@ -225,11 +225,11 @@ def _build_random(
         for transforms in split.random_transforms:
             build_tensor_pipeline(transforms)
     deterministic = chain.from_iterable(split.deterministic_transforms)
-    exact = _build_per_sample(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
+    exact = _build_from_samples(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
     return _apply_to_tensors(exact, split) if to_tensors else exact
 
 
-def _build_per_sample(
+def _build_from_samples(
     dataloader: DataLoader[Any],
     options: StoreOptions,
     examples: Sequence[object],

@@ -61,4 +61,4 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
     assert missing.startswith(
         f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"
     )
-    assert advice == f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them"
+    assert advice == f"Put {source.filename} into {tmp_path}, or set data.root to a folder that has them"
