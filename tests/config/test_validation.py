@@ -96,11 +96,11 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr_0"),
     ],
 )
-def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
+def test_folders_are_named_after_the_overrides(overrides: list[str], label: str) -> None:
     assert make_run_label(overrides) == label
 
 
-def test_a_job_is_named_after_what_differs_and_needs_no_quotes() -> None:
+def test_a_job_is_named_after_its_own_overrides_and_needs_no_quotes() -> None:
     typed = ["data.dataset.path=/ä/modern & old/{}", "optimizer.lr=1e+3", "model=cnn", "epochs=1"]
     assert make_job_name(7, typed, ["model", "epochs"]) == "7-path_modern_old_-lr_1e_3"
     assert make_job_name(7, typed[2:], ["model", "epochs"]) == "7"
@@ -121,7 +121,7 @@ class Steps:
     factors: list[float] = config_field(at_least=0)
 
 
-def test_numbers_are_finite_and_those_of_a_list_within_its_bounds() -> None:
+def test_numbers_are_finite_and_elements_of_a_list_within_its_bounds() -> None:
     assert validate(Steps, {"cap": -1, "factors": [3, 1, 2]}).factors == [3, 1, 2]
     for cap, factor, message in ((0, -1, "factors=-1.0: must be at least 0"), (math.nan, 1, "cap=nan: must be finite")):
         with pytest.raises(ConfigError, match=f"^loss.{message}"):

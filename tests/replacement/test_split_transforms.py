@@ -123,7 +123,7 @@ TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize(("transforms", "once"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_transforms_are_split_at_the_first_random_one(
+def test_transforms_are_split_at_the_first_random_transform(
     transforms: Callable[[], list[Any]], once: list[str], folder: Path
 ) -> None:
     replaced = check_same(lambda: DataLoader(Pictures(folder, v1.Compose(transforms())), 4, True, collate_fn=list))

@@ -111,7 +111,7 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in MADE), ("detection", 2), ("requires_grad", 2)])
-def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int) -> None:
+def test_batches_without_rows_equal_the_originals(kind: str, workers: int) -> None:
     make, collate = MADE[kind]
     dataset = Made(make)
     loader = DataLoader(dataset, 7, shuffle=True, num_workers=workers, collate_fn=collate)
@@ -130,7 +130,7 @@ def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int)
     ],
     ids=["without None", "a fixed size", "pairs"],
 )
-def test_a_collate_function_that_fails_for_one_sample(collate: Any) -> None:
+def test_a_collate_function_may_fail_for_single_samples(collate: Any) -> None:
     dataset = Made(lambda index: None if index % 9 == 0 else torch.full((2,), float(index)))
     loader = DataLoader(dataset, 6, True, drop_last=True, collate_fn=collate)
     assert_same(run(from_dataloader(loader, "ram")), run(loader))
@@ -166,7 +166,7 @@ def test_differences_are_found_in_objects() -> None:
     assert find_difference(torch.eye(2).to_sparse(), torch.eye(2).to_sparse() * 2) == "batch"
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_an_object_that_cannot_be_pickled_is_named() -> None:
     class Local:
         pass
 
@@ -227,7 +227,7 @@ def test_stored_values_are_unchanged(in_file: bool, tmp_path: Path) -> None:
             stored = store_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None, named_tuples)
         else:
             stored = store_samples_in_memory(chunks, expected_nbytes=1)
-        for sample in (stored[1], stored[3], stored.load(2, as_views=True)):
+        for sample in (stored.load(1), stored.load(3), stored.load(2, as_views=True)):
             assert sample["label"] == 7
             if isinstance(value, np.ndarray):
                 assert (sample["value"].dtype, sample["value"].tolist()) == (value.dtype, value.tolist())
@@ -293,7 +293,7 @@ def look_at_dataset(worker: int) -> None:
     "method",
     [pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.needs("fork"))],
 )  # spawn imports torch.
-def test_unforked_workers_which_see_the_dataset(
+def test_unforked_workers_see_the_dataset(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_in_chunks, "available_cores", lambda: 1)

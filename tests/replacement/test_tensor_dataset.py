@@ -124,7 +124,7 @@ CASES = OTHERS | {
 
 
 @pytest.mark.parametrize("transforms", CASES.values(), ids=CASES.keys())
-def test_without_workers_batches_and_generators_are_those_of_torchvision(transforms: list[Any]) -> None:
+def test_without_workers_batches_and_generators_match_torchvision(transforms: list[Any]) -> None:
     check_equal(transforms)
 
 
@@ -144,9 +144,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
 
 
 @pytest.mark.parametrize(("options", "ends"), WORKERS.values(), ids=WORKERS.keys())
-def test_batches_and_generators_are_those_of_real_workers(
-    options: dict[str, Any], ends: tuple[int | None, ...]
-) -> None:
+def test_batches_and_generators_match_real_workers(options: dict[str, Any], ends: tuple[int | None, ...]) -> None:
     check_equal(MIXED, 2, ends, **options)
 
 

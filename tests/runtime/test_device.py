@@ -76,7 +76,7 @@ def expected(data: TensorSet, loader: Loader, epoch: int) -> list[tuple[Tensor, 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("shuffle", ["sample", "batch"])
 @pytest.mark.parametrize("label", COMPARED)
-def test_what_the_device_reads_is_the_batch(
+def test_the_device_reads_the_bytes_of_the_batch(
     open_on_fake: Open, data: TensorSet, label: str, shuffle: str, late: bool
 ) -> None:
     loader, device = open_on_fake(label, shuffle=shuffle)

@@ -113,7 +113,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
         assert torch.equal(found.to(torch.complex64), pair[0].to(torch.complex64))
 
 
-def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
+def test_batches_are_read_from_a_mapped_file_that_numpy_reads_too(tmp_path: Path) -> None:
     tensors = DatasetSource(counted()).store_all(StoreOptions(tmp_path, "counted"))
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")

@@ -180,7 +180,7 @@ def iterate_registries() -> Iterator[tuple[str, Any]]:
             yield key, resolve_name(option.metadata["registry"])
 
 
-def select_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
+def find_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
     keys = [*iterate_fields()]
     for group, registry in iterate_registries() if values else ():

@@ -70,7 +70,9 @@ def make_loader(
     if target.type == "cpu":
         keep_freed_memory()
     arguments = (source, sampler, target, *([step] if step and name == "auto" else []))
-    return LOADERS.build(_add_defaults({"name": name, **options}), *arguments, key="")
+    if isinstance(base := options.get("base"), str):
+        options["base"] = {"name": base}
+    return LOADERS.build(LOADERS.with_defaults({"name": name, **options}), *arguments, key="")
 
 
 def _resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
@@ -88,10 +90,3 @@ def _resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank}: must be at least 0 and below world_size={world_size}")
     return rank, world_size
-
-
-def _add_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the default options of the loader. A base of `prefetch` can be a name."""
-    if isinstance(base := values.get("base"), str):
-        values = {**values, "base": {"name": base}}
-    return LOADERS.with_defaults(values)

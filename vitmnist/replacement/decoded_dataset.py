@@ -146,7 +146,7 @@ class TransformedDataset(DecodedDataset):
         super().__init__(original, deterministic)
 
     def __getitem__(self, index: int) -> object:
-        return self._transform(self._samples[index])
+        return self._transform(self._samples.load(index))
 
 
 class DecodedDataLoader(DataLoader[Any]):

@@ -197,9 +197,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
             continue
         result = transform(*inputs)
         if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-            raise DataError(
-                f"a transform gets {len(inputs)} arguments, and does not return as many results; {SPLIT_ADVICE}"
-            )
+            raise DataError(f"a transform takes {len(inputs)} arguments and returns another number; {SPLIT_ADVICE}")
         inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
 

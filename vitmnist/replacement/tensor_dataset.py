@@ -157,7 +157,7 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
     for index in split.probes:
         with preserve_random_state():
             seed_generators(0, 0, index)
-            expected = default_collate([split.transform(images[index], random)])
+            expected = default_collate([split.transform(images.load(index), random)])
             seed_generators(0, 0, index)
             samples = draw_samples(tensors, random, [index])
         actual = finish_batch(samples, allocate_batches(samples))

@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import is_ignored_in_comparison, is_under, select_keys
+from vitmnist.config.schema import find_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
@@ -225,7 +225,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
-    ignored = [*select_keys(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
+    ignored = [*find_keys(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 

@@ -4,7 +4,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,11 +22,6 @@ NamedTuples = dict[str, type]
 """Classes of named tuples by their qualified names. JSON has only the names."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """Torchvision's tv_tensors that have no attributes besides their values."""
-FILE_ADVICE = (
-    "a file stores only images, tensors, arrays, numbers, text and bytes in dicts, lists and tuples; convert it, or "
-    "use ram"
-)
-"""This text ends the message about a sample that cannot be stored in a file."""
 
 
 def encode_as_json(sample: object, named_tuples: NamedTuples) -> list[Buffer]:
@@ -52,7 +46,7 @@ def decode_json(
     Raises:
         DataError: the sample has a named tuple of a class that `named_tuples` lacks.
     """
-    return _Decoder(iter(buffers), named_tuples, load_image, as_views).decode(json.loads(bytes(head)))
+    return _from_json(json.loads(bytes(head)), iter(buffers), named_tuples, load_image, as_views)
 
 
 def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> object:
@@ -86,38 +80,36 @@ def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> ob
     return {"tensor": {"type_name": type_name, "dtype": dtype, "shape": [*stored.shape], "order": order}}
 
 
-@dataclass
-class _Decoder:
-    """Makes the values that `_to_json` described from the bytes of their images and arrays, in order."""
+def _from_json(
+    described: object, buffers: Iterator[memoryview], named_tuples: NamedTuples, load_image: LoadImage, as_views: bool
+) -> Any:
+    """Return the value that `_to_json` described; takes the bytes of its images and arrays from `buffers` in order."""
+    if not isinstance(described, dict):
+        return described
 
-    buffers: Iterator[memoryview]
-    named_tuples: NamedTuples
-    load_image: LoadImage
-    as_views: bool
+    def load(part: object) -> Any:
+        return _from_json(part, buffers, named_tuples, load_image, as_views)
 
-    def decode(self, described: object) -> Any:
-        if not isinstance(described, dict):
-            return described
-        ((kind, content),) = described.items()
-        if kind == "rational":
-            return IFDRational(*content)
-        if kind == "bytes":
-            return bytes(next(self.buffers))
-        if kind == "image":
-            description = self.decode(content)
-            return self.load_image(next(self.buffers), **description)
-        if kind == "tensor":
-            return _load_array(next(self.buffers) if self.as_views else bytearray(next(self.buffers)), **content)
-        if kind in ("dict", "OrderedDict"):
-            pairs = [(self.decode(key), self.decode(item)) for key, item in content]
-            return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
-        items = [*map(self.decode, content)]
-        if kind == "named tuple":
-            name, *values = items
-            if name not in self.named_tuples:
-                raise DataError(f"a sample has a {name}, and the first samples have none; use ram")
-            return self.named_tuples[name](*values)
-        return tuple(items) if kind == "tuple" else items
+    ((kind, content),) = described.items()
+    if kind == "rational":
+        return IFDRational(*content)
+    if kind == "bytes":
+        return bytes(next(buffers))
+    if kind == "image":
+        description = load(content)
+        return load_image(next(buffers), **description)
+    if kind == "tensor":
+        return _load_array(next(buffers) if as_views else bytearray(next(buffers)), **content)
+    if kind in ("dict", "OrderedDict"):
+        pairs = [(load(key), load(item)) for key, item in content]
+        return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
+    items = [*map(load, content)]
+    if kind == "named tuple":
+        name, *values = items
+        if name not in named_tuples:
+            raise DataError(f"a sample has a {name}, and the first samples have none; use ram")
+        return named_tuples[name](*values)
+    return tuple(items) if kind == "tuple" else items
 
 
 def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
@@ -130,7 +122,10 @@ def _to_plain_tensor(value: object) -> tuple[str, Tensor]:
         if kind is Tensor or (kind.__module__.startswith("torchvision.tv_tensors") and kind.__name__ in TV_TENSORS):
             return kind.__name__, value.as_subclass(Tensor).cpu().resolve_conj().resolve_neg()
     name = f"an image of mode {value.mode}" if isinstance(value, Image.Image) else f"a {type(value).__name__}"
-    raise DataError(f"a sample has {name}; {FILE_ADVICE}")
+    raise DataError(
+        f"a sample has {name}; a file stores only images, tensors, arrays, numbers, text and bytes in dicts, lists and "
+        "tuples; convert it, or use ram"
+    )
 
 
 def _load_array(content: Buffer, type_name: str, dtype: str, shape: list[int], order: list[int]) -> Any:

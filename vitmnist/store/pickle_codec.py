@@ -74,13 +74,8 @@ def _compact(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def unpickle_sample(head: memoryview, buffers: Sequence[memoryview], load_image: LoadImage, as_views: bool) -> Any:
-    """Unpickle the result of `pickle_sample`; with `as_views`, tensors and arrays are views of `buffers`."""
-    return _SampleUnpickler(head, buffers, load_image, as_views).load()
-
-
-class _SampleUnpickler(pickle.Unpickler):
-    """Unpickles a sample from `head`, where its images and other buffers are referred to in order."""
+class SampleUnpickler(pickle.Unpickler):
+    """Unpickles the result of `pickle_sample`; with `as_views`, tensors and arrays are views of `buffers`."""
 
     def __init__(self, head: memoryview, buffers: Sequence[memoryview], load_image: LoadImage, as_views: bool) -> None:
         self.remaining, self.load_image = iter(buffers), load_image

@@ -17,7 +17,7 @@ from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.image_codec import Buffer, load_image, load_image_tensor
 from vitmnist.store.json_codec import NamedTuples, decode_json, encode_as_json
-from vitmnist.store.pickle_codec import pickle_sample, unpickle_sample
+from vitmnist.store.pickle_codec import SampleUnpickler, pickle_sample
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,6 @@ class EncodedSamples:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.load(index)
-
     def load(self, index: int, as_views: bool = False) -> Any:
         """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
         if index < 0:  # The original might not count from the end.
@@ -52,7 +49,7 @@ class EncodedSamples:
         head, *buffers = _unpack(content)
         if self.named_tuples is not None:
             return decode_json(head, buffers, self.named_tuples, load, as_views)
-        return unpickle_sample(head, buffers, load, as_views)
+        return SampleUnpickler(head, buffers, load, as_views).load()
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_images_are_those_that_torchvision_reads(
+def test_the_images_equal_torchvisions(
     name: str, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = SOURCES[name]
@@ -45,7 +45,7 @@ def test_the_images_are_those_that_torchvision_reads(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "archive"])
-def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage: str) -> None:
+def test_files_that_differ_from_the_published_checksum_are_refused(name: str, tmp_path: Path, damage: str) -> None:
     """The message names the archive and the folder that it belongs in."""
     source = SOURCES[name]
     path = tmp_path / source.base_folder / source.test_list[0][0]

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import flatten_keys, is_ignored_in_comparison, is_under, select_keys
+from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
@@ -63,7 +63,7 @@ class TensorBoard(Logger):
 
 def _hyperparameters(result: Result) -> Summary:
     """Return the keys that affect the result or the timing, for HParams, which finds the metrics itself."""
-    ignored = select_keys(is_ignored_in_comparison)
+    ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
         if not is_under(key, ignored):
