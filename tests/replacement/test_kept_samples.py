@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 from tests.support.pictures import Pictures, assert_same, check_same, draw, run
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
-from vitmnist.data import randomness
+from vitmnist.data import random_samples
 from vitmnist.errors import DataError
 from vitmnist.store import read_in_chunks
 from vitmnist.store.samples import IMAGE_MODES, encode_samples, keep_samples_in_file, keep_samples_in_memory
@@ -198,7 +198,7 @@ class RandomAtTimes(Pairs):
 
 @pytest.mark.parametrize("collate", [default_collate, list])
 def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(randomness, "PROBES", 5)
+    monkeypatch.setattr(random_samples, "PROBES", 5)
     with pytest.raises(DataError, match=r"^ram: .* of samples .* draw from a generator that cannot be detected"):
         from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
 

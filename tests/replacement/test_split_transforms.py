@@ -16,9 +16,9 @@ from torchvision.transforms import v2
 
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
 from vitmnist import from_dataloader
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import DataError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.runtime.random_state import preserve_random_state
 
 CROP = v1.RandomResizedCrop(16)
 FLIP = v1.RandomHorizontalFlip()
@@ -89,7 +89,7 @@ class Named(Pictures):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_transforms_may_have_named_arguments_and_note_what_they_draw(workers: int, folder: Path) -> None:
     loader = DataLoader(Named(folder, Noting()), 4, shuffle=True, num_workers=workers)
-    with preserved_random_state(loader):
+    with preserve_random_state(loader):
         expected = run(loader)
     replaced = from_dataloader(loader, "ram")
     assert_same(run(replaced), expected)

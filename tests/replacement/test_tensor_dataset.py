@@ -16,11 +16,11 @@ from tests.support.pictures import assert_same, smooth
 from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.errors import DataError
 from vitmnist.replacement.tensor_dataset import TensorTransformDataset
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.background_map import BackgroundMap
+from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 
 CLOSE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
 CLOSE_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -66,7 +66,7 @@ def epochs(loader: Any, ends: tuple[int | None, ...] = (None, None)) -> list[Any
     """The batches of some epochs, and the states of the global generators after each. Epochs may be left early."""
     seed_generators(3, 0, 0)
     seen: list[Any] = []
-    with preserved_random_state():
+    with preserve_random_state():
         for end in ends:
             batches = iter(loader)
             torch.rand(1)  # For example, the weights of a model

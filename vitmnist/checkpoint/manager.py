@@ -14,9 +14,9 @@ from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.random_state import RandomState
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World

@@ -23,16 +23,15 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import (
+from vitmnist.data.random_samples import (
     RandomSampleError,
     choose_probes,
     has_set_epoch,
-    preserved_random_state,
     read_probes,
-    read_samples,
     refuse_random_samples,
 )
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.read_in_chunks import MapStyleDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 
@@ -188,7 +187,7 @@ class DatasetSource(SampleSource):
         """Collate some samples; raise `ConfigError` if one of them is random."""
         read = self.dataset.__getitem__
         try:
-            with preserved_random_state(self.dataset):
+            with preserve_random_state(self.dataset):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
@@ -243,6 +242,24 @@ def as_tensor(name: str, values: Any) -> Any:
             return torch.from_numpy(values)
     except (TypeError, ValueError) as error:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
+
+
+def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
+    """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
+
+    The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
+    on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
+    the sampler's `draws`.
+    """
+
+    def read() -> Iterator[Any]:
+        for index in indices:
+            seed_generators(seed, epoch, index)
+            yield dataset[index % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
+
+    with preserve_random_state():
+        # In a generator, Python replaces a `StopIteration` of the dataset, which would end the epoch without an error.
+        return list(read())
 
 
 def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.dataloader_tools import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import map_batch_tensors
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
@@ -108,7 +108,7 @@ def diagnose(
     with (
         warnings.catch_warnings(),
         _preserved_state(model, optimizer),
-        preserved_random_state(loader, device=device),
+        preserve_random_state(loader, device=device),
         Benchmark() as benchmark,
     ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from vitmnist.config.validation import config_field
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import RamLoader
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, format_timings
@@ -68,7 +68,7 @@ def build_fastest_loader(
     """
     make_candidate = partial(LoaderCandidate, device=device, step=step)
     # The number of steps depends on the time, so their random numbers must not affect the run.
-    with preserved_random_state(device=device):
+    with preserve_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate)
     print(selection.table(), file=sys.stderr)
     return loader

@@ -14,8 +14,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from vitmnist.data.randomness import has_set_epoch, preserved_random_state, seed_generators
+from vitmnist.data.random_samples import has_set_epoch
 from vitmnist.errors import ConfigError, DataError, as_data_error
+from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.tree import find_difference
 
 COMPARED_BATCHES = 3
@@ -118,7 +119,7 @@ def check_same_batches(
         indices = part.tolist()
         batches = []
         for dataloader in (replacement, original):
-            with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+            with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
                 seed_generators(0, number, 0)
                 samples = fetch_samples(dataloader.dataset, indices)
                 batches.append(collate_batch(dataloader.collate_fn, samples, indices))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
+from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_batch, fetch_sample, fetch_samples
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard, list_transforms

@@ -9,12 +9,7 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader, default_collate
 
-from vitmnist.data.randomness import (
-    RandomSampleError,
-    call_and_check_random,
-    choose_probes,
-    preserved_random_state,
-)
+from vitmnist.data.random_samples import RandomSampleError, call_and_check_random, choose_probes
 from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
 from vitmnist.replacement.dataloader_tools import (
     COMPARED_SIZE,
@@ -41,6 +36,7 @@ from vitmnist.replacement.tensor_dataset import TensorTransformDataset, Threaded
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.read_in_chunks import return_unchanged
 from vitmnist.store.rows import StoreOptions
@@ -123,7 +119,7 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
     check_replaceable(dataloader)
     name = "cache" if options.folder else "ram"
     try:
-        with preserved_random_state(dataloader.dataset, dataloader.collate_fn):
+        with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
             return _build(dataloader, options, to_tensors)
     except RandomSampleError as error:
         raise ConfigError(

@@ -12,9 +12,10 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
+from vitmnist.data.random_samples import call_and_check_random, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.dataloader_tools import fetch_sample
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import copy_tree, map_leaves
 
 Transform = Callable[..., Any]
@@ -220,7 +221,7 @@ def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tup
 def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform uses a random generator, or returns different results for the same inputs."""
     trial = deepcopy(transform)  # A call can change the state of a transform.
-    with preserved_random_state(trial):
+    with preserve_random_state(trial):
         _, reason = call_and_check_random(
             lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True
         )

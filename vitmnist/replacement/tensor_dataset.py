@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from vitmnist.data.randomness import preserved_random_state, seed_generators
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, as_data_error
 from vitmnist.replacement.dataloader_tools import order_depends_on_workers
@@ -31,6 +30,7 @@ from vitmnist.replacement.tensor_transforms import (
     get_torchvision_name,
 )
 from vitmnist.runtime.background_map import BackgroundMap, map_slices
+from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_batch_tensors
 
@@ -155,7 +155,7 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
         [step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random_transforms
     ]
     for index in split.probes:
-        with preserved_random_state():
+        with preserve_random_state():
             seed_generators(0, 0, index)
             expected = default_collate([split.transform(images[index], random)])
             seed_generators(0, 0, index)

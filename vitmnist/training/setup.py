@@ -15,13 +15,13 @@ from vitmnist.config.schema import Config, registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import TorchvisionOptions
 from vitmnist.optim.schedules import follows_monitor
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
@@ -128,7 +128,7 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
 
     def compute(logits: Tensor, targets: Tensor) -> Tensor:
         # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
-        with preserved_random_state():
+        with preserve_random_state():
             return LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))(logits, targets)
 
     num_classes = len(train.classes)

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
 from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.device import float32_products
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -308,7 +308,7 @@ class TrainStep:
         before = copy.deepcopy(self.state_dict())
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # `state_dict()` lacks non-persistent buffers.
         try:
-            with preserved_random_state(device=self.device):
+            with preserve_random_state(device=self.device):
                 yield
         finally:
             self.load_state_dict(before)

@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import AuditDataset, find_leftovers, find_running
-from vitmnist.data.randomness import read_samples
+from vitmnist.data.sources import read_samples
 from vitmnist.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
