@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice, repeat
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +13,18 @@ from torch import nn
 
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
-from vitmnist.config.schema import Shuffle
+from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.manager import CheckpointManager
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config, Shuffle
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler, _draw_order
 from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import SINGLE_PROCESS
+from vitmnist.tracking.result import Result
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -156,29 +164,37 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.names())
-def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU would wait. The test records every way in which Python can read the value of a tensor, with the step."""
-    reads: list[tuple[int, str]] = []
-    step = 0
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways in which Python has read the value of a tensor since the test began. A GPU would wait for each."""
+    names: list[str] = []
 
     def watched(name: str) -> Callable[..., object]:
         original = getattr(torch.Tensor, name)
+        return lambda tensor, *arguments: names.append(name) or original(tensor, *arguments)
 
-        def read(tensor: torch.Tensor, *arguments: object) -> object:
-            reads.append((step, name))
-            return original(tensor, *arguments)
-
-        return read
-
-    def after_step(timer: EpochTimer) -> None:
-        nonlocal step
-        step += 1
-
-    model, loader, preprocess = make_model(), make_loader(tiny), Preprocess(tiny.train)
-    training = make_step(model, tiny, augment=Compose([{"name": operation}]))
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, watched(name))
-    train_epoch(training, loader, new_progress(loader), after_step)
-    evaluate(model, loader, preprocess, after_step)
-    assert {step for step, _ in reads} == {len(loader), 2 * len(loader)}, "only after the last step of a pass"
+    return names
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.names())
+def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, reads: list[str]) -> None:
+    model, loader, counts = make_model(), make_loader(tiny), []
+    step = make_step(model, tiny, augment=Compose([{"name": operation}]))
+    reads.clear()
+    train_epoch(step, loader, new_progress(loader), lambda timer: counts.append(len(reads)))
+    evaluate(model, loader, step.preprocess, lambda timer: counts.append(len(reads)))
+    assert counts == len(loader) * [0] + len(loader) * [counts[-1]]
+    assert 0 < counts[-1] < len(reads)
+
+
+def test_a_save_waits_for_the_device_once(tiny: Dataset, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single read checks that all weights are finite; writing the file then copies them."""
+    monkeypatch.setattr(storage, "write_checkpoint", lambda *arguments: None)
+    result, step = Result(folder=Path(), dataset={"sha256": {}}), make_step(make_model(), tiny)
+    config = validate(Config, compose([]))
+    checkpoints = CheckpointManager(Path(), config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
+    reads.clear()
+    checkpoints.save(None)
+    assert reads == ["__bool__"]

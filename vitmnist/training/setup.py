@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
-from vitmnist.config.schema import Config, registries
+from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import TorchvisionOptions
 from vitmnist.optim.schedules import follows_monitor
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
@@ -37,7 +37,7 @@ def resolve_dataset_options(config: Config) -> Config:
 
 def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
-    for key, registry in registries():
+    for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
     _, options = DATASETS.resolve(config.data.dataset)
@@ -60,7 +60,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
         world.barrier()
     dataset = hold_out_and_normalize(dataset, config.data)
     if config.limit_batches:
-        dataset = dataset.limited(config.limit_batches * config.batch_size)
+        dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
@@ -128,7 +128,7 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
 
     def compute(logits: Tensor, targets: Tensor) -> Tensor:
         # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
-        with preserved_random_state():
+        with preserve_random_state():
             return LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))(logits, targets)
 
     num_classes = len(train.classes)

@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import first_line
 from vitmnist.loaders.base import Loader
 from vitmnist.losses import Loss
 from vitmnist.optim.optimizers import EMA
-from vitmnist.runtime.device import float32_products
+from vitmnist.runtime.device import set_float32_precision
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -187,7 +187,7 @@ class TrainStep:
         skip_all_reduce = module.no_sync if isinstance(module, DistributedDataParallel) else nullcontext
         for micro in microbatches:
             is_last = micro is microbatches[-1]
-            with float32_products(self._use_tf32), nullcontext() if is_last else skip_all_reduce():
+            with set_float32_precision(self._use_tf32), nullcontext() if is_last else skip_all_reduce():
                 with self._eager_if(len(micro) < self.microbatch_size):
                     loss_sum, metric_sums = module(micro.tensors())
                 loss = loss_sum / batch.global_size
@@ -270,7 +270,7 @@ class TrainStep:
             self.active_module = GraphedModule(self.eager_module)
         (whole,) = self._microbatches(batch)
         self.model.zero_grad()
-        with float32_products(self._use_tf32):
+        with set_float32_precision(self._use_tf32):
             self.active_module.capture(whole.tensors())  # type: ignore[operator]
 
     def distribute(self, world: World) -> None:
@@ -308,7 +308,7 @@ class TrainStep:
         before = copy.deepcopy(self.state_dict())
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # `state_dict()` lacks non-persistent buffers.
         try:
-            with preserved_random_state(device=self.device):
+            with preserve_random_state(device=self.device):
                 yield
         finally:
             self.load_state_dict(before)
