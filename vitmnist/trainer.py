@@ -280,7 +280,7 @@ class Trainer:
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            "undivided_sha256": dataset.undivided_sha256,
+            "division": dataset.division,
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)

@@ -16,7 +16,7 @@ from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
 from vitmnist.cli.train import configure_run, train_run
-from vitmnist.config.compose import compose_command, initialized_hydra
+from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.random_state import preserve_random_state
@@ -58,7 +58,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     if not RUN_LOCK.acquire(blocking=False):
         raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or start a process")
     try:
-        with preserved_process(), initialized_hydra():
+        with preserved_process(), initialize_hydra():
             argv = [*overrides, *to_overrides(keys)]
             if folder is not None:
                 argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")

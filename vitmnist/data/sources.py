@@ -191,7 +191,7 @@ class DatasetSource(SampleSource):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _pair(_collate([read(index) for index in indices], indices), indices.start)
+                    return _unpack_pair(_collate([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -200,7 +200,7 @@ class DatasetSource(SampleSource):
 
     def nbytes_to_copy(self, device: torch.device) -> int:
         """Return an estimate from the first sample."""
-        return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in _unpack_pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
         images, labels = store_rows(self._chunks, len(self), options)
@@ -262,7 +262,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
         return list(read())
 
 
-def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
+def _unpack_pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     """Return the images and labels of a batch; raises `DataError` if it has other parts."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return batch[0], batch[1]

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmnist.config.schema import dotted_keys
+from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table, find_metric
@@ -36,7 +36,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration by dotted keys such as `data.loader.name`; empty if unknown."""
-        return dotted_keys(self.result.config or {})
+        return flatten_keys(self.result.config or {})
 
     @property
     def seeds(self) -> str:

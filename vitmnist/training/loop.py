@@ -16,7 +16,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
 from vitmnist.metrics.epoch_table import SAVE_S
-from vitmnist.runtime.device import float32_products
+from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -78,7 +78,7 @@ def evaluate(
     functions = get_batch_metrics()
     timer = EpochTimer(device)
     timer.start()
-    with torch.inference_mode(), float32_products():
+    with torch.inference_mode(), set_float32_precision():
         for index, (images, labels) in timer.waiting(zip(range(len(loader)), loader.epoch(0), strict=True)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(index), sampler.num_images(index)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
-from vitmnist.config.schema import Config, registries
+from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, DatasetOptions, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
@@ -35,7 +35,7 @@ def resolve_dataset_options(config: Config) -> Config:
 
 def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
-    for key, registry in registries():
+    for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
     shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
@@ -57,7 +57,7 @@ def read_dataset(config: Config, world: World) -> Dataset:
         world.barrier()
     dataset = hold_out_and_normalize(dataset, config.data)
     if config.limit_batches:
-        dataset = dataset.limited(config.limit_batches * config.batch_size)
+        dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from vitmnist.config.schema import Precision
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
-from vitmnist.runtime.device import float32_products
+from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED, Batch
@@ -138,7 +138,7 @@ class TrainStep:
         for micro in microbatches:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
             skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()
-            with float32_products(self._use_tf32), skip_all_reduce:
+            with set_float32_precision(self._use_tf32), skip_all_reduce:
                 loss_sum, metric_sums = self.execution.compute_loss(micro)
                 loss = loss_sum / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
@@ -158,7 +158,7 @@ class TrainStep:
             return
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
-        with self.preserved_state(), float32_products(self._use_tf32):
+        with self.preserved_state(), set_float32_precision(self._use_tf32):
             self.execution.prepare(batch, self.forward_backward)
 
     def distribute(self, world: World) -> None:
