@@ -4,8 +4,8 @@
 
 The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
 workers or threads, except in "Bytes ready for the device", where the rest is the device's work. They decode in every
-epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV and simplejpeg are left out
-if they are not installed: benchmarks/README.md has the commands.
+epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV, which is compared where it
+delivers bytes, and simplejpeg are left out if they are not installed: benchmarks/README.md has the commands.
 
     python benchmarks/pictures.py --device cuda --sides 224
 
@@ -71,7 +71,7 @@ LEAST_S = 0.5
 """The shortest turn (s). Epochs of small pictures take milliseconds."""
 TABLES = {
     "First batch, nothing prepared": "s",
-    "Bytes ready for the device": "pictures/s",
+    "Bytes ready for the device": "ms",
     "Decoding in each epoch": "pictures/s",
     "Decoded once": "pictures/s",
     "The random transforms of a script": "pictures/s",
@@ -124,6 +124,11 @@ def measure_speed(epoch: Epoch, numbers: Iterator[int], device: torch.device, _r
     return pictures / seconds
 
 
+def measure_milliseconds(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
+    """Return the milliseconds from one picture to the next on the host."""
+    return 1000 / measure_speed(epoch, numbers, CPU, _round)
+
+
 def time_first_batch(start: Callable[[Path], Epoch], _round: int) -> float:
     """Return the seconds from an empty folder to the first batch."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,39 +143,35 @@ def build_host_candidates(folder: Path, side: int, train: Split, root: Path) -> 
         "torchvision, 2 workers": repeat_loader(torchvision(folder, side, len(train), normalise=False)),
         **{
             f"`{name}`": make_loader(name, train, batch_size=BATCH_SIZE, device="cpu", seed=0).epoch
-            for name in ("disk", "ram")
+            for name in ("disk", "cache", "ram")
         },
     }
     if find_spec("ffcv"):
-        epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg", normalise=False)
+        epochs["FFCV, its file of JPEGs, 2 threads"] = ffcv(folder, root, side, len(train), "jpg", normalise=False)
+        epochs["FFCV, its file of squares, 2 threads"] = ffcv(folder, root, side, len(train), "raw", normalise=False)
     return epochs
 
 
-def build_decoding_candidates(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
+def build_decoding_candidates(folder: Path, side: int, train: Split, _: Path) -> dict[str, Epoch]:
     """Build candidates that decode in each epoch."""
     epochs = {
         "torchvision, 2 workers": repeat_loader(torchvision(folder, side, len(train))),
         "`disk`": build_epoch("disk", train, CROP_AND_FLIP),
     }
-    if find_spec("ffcv"):
-        epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "jpg")
     if find_spec("simplejpeg"):
         epochs["simplejpeg and Pillow, 2 threads"] = simplejpeg(files(folder).samples[: len(train)], side)
     return epochs
 
 
-def build_decoded_candidates(folder: Path, side: int, train: Split, root: Path) -> dict[str, Epoch]:
-    """Build candidates that start from the same squares in memory. FFCV has them in its file."""
-    epochs = {
+def build_decoded_candidates(_folder: Path, side: int, train: Split, _root: Path) -> dict[str, Epoch]:
+    """Build candidates that start from the same squares in memory."""
+    return {
         "torchvision v2 per sample": per_sample(train, side),
         "`ram`": build_epoch("ram", train, CROP_AND_FLIP),
         "torchvision v2 per sample, as `crops`": per_sample(train, side, 0.35, v2.ColorJitter(0.2, 0.2, 0.2)),
         "`ram`, `crops`": build_epoch("ram", train, ["data/augment=crops"]),
         "`ram`, `imagenet`": build_epoch("ram", train, ["data/augment=imagenet"]),
     }
-    if find_spec("ffcv"):
-        epochs["FFCV, 2 threads"] = ffcv(folder, root, side, len(train), "raw")
-    return epochs
 
 
 def build_script_candidates(folder: Path, side: int, train: Split, _: Path) -> dict[str, Epoch]:
@@ -261,12 +262,10 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
     if find_spec("ffcv"):  # Measure once, because compiling its code takes long.
         once = time_first_batch(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
-    for candidates in (
-        build_host_candidates,
-        build_decoding_candidates,
-        build_decoded_candidates,
-        build_script_candidates,
-    ):
+    host = build_host_candidates(folder, side, train, root)
+    milliseconds = {name: partial(measure_milliseconds, epoch, count()) for name, epoch in host.items()}
+    tables.append(measure_rows(milliseconds, side, arguments.rounds, 3))
+    for candidates in (build_decoding_candidates, build_decoded_candidates, build_script_candidates):
         tables.append(measure_speeds(candidates(folder, side, train, root), side, arguments, CPU))
     return tables
 
@@ -290,9 +289,9 @@ def compare(arguments: argparse.Namespace) -> str:
     size = sum(file.stat().st_size for file in folder.glob("train/*/*")) / arguments.pictures / 1000
     method = (
         f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, read before, so that the system has "
-        f"them in memory; {arguments.rounds} rounds: median and range. Speeds are those of epochs of "
-        f"{arguments.batches} batches of {BATCH_SIZE}. A ratio is to the first row of the size in the same round. "
-        "Until the first batch, torchvision reads the files of a few batches, the others all files."
+        f"them in memory; {arguments.rounds} rounds: median and range. Speeds are of epochs of {arguments.batches} "
+        f"batches of {BATCH_SIZE}; milliseconds are per picture. A ratio is to the first row of the size in the same "
+        "round. Until the first batch, torchvision reads the files of a few batches, the others all files."
     )
     parts = []
     for number, (title, unit) in enumerate((DEVICE_TABLES if arguments.device else TABLES).items()):

@@ -14,9 +14,6 @@ from pathlib import Path
 
 # Several processes with as many threads as cores would wait for each other. Programs that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Each of them would compile all modules again, which takes seconds.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 import pytest
 import torch

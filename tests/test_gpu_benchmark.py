@@ -13,6 +13,14 @@ from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 
+# A background job of a shell, and its children, ignore SIGINT.
+INTERRUPTED = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try: print("begun", flush=True) or time.sleep(60)
+finally: print("one failed")
+"""
+
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -41,7 +49,7 @@ def test_without_a_gpu_one_line_says_so_and_a_dry_run_prints_the_commands(
             "failed, exit code 1",
             "half a page\n    no memory",
         ),
-        ("import time; time.sleep(60)", 1, "stopped after 1 s", ""),
+        (INTERRUPTED, 2, "stopped after 2 s", "    begun\n    one failed"),
         (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
     ],
 )

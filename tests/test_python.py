@@ -35,7 +35,7 @@ from tests.support.processes import run_python
 from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
-from vitmnist.runtime.signals import signal_handler
+from vitmnist.runtime.signals import handle_signals
 from vitmnist.tracking.result import Result
 
 STATES: dict[str, Callable[[], object]] = {
@@ -295,7 +295,7 @@ def test_no_signal_is_lost(
     try:
         message = r"was received; results: cut, resume with\n    vitmnist.train\(resume='cut'\)$"
         # A background job of a shell ignores SIGINT.
-        with signal_handler(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
+        with handle_signals(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
             vitmnist.train(*quick, folder="cut", epochs=epochs)
     finally:
         logging.getLogger("vitmnist").removeHandler(handler)

@@ -5,7 +5,7 @@ import shutil
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock, call
 
 import numpy as np
 import pytest
@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tests.conftest import Printed, Train, assert_same_run, assert_same_weights, result_of
+from tests.support.fake_queue import simulate_gpus
 from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ExitCode
+from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
@@ -25,6 +26,22 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.runtime.world import World
 from vitmnist.trainer import Trainer
 from vitmnist.training.loop import train_epoch
+
+
+def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_built(
+    refuse: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are captured on the current GPU; torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product."""
+    simulate_gpus(monkeypatch, 2)
+    calls = Mock()
+    calls.build.side_effect = ConfigError("stopped here")
+    monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
+    monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
+    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, calls.build))
+    assert "stopped here" in refuse(*quick, "device=cuda:1")
+    gpu = torch.device("cuda:1")
+    before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
+    assert calls.mock_calls == [*before, call.build(ANY, (1, 28, 28), 10)]
 
 
 @pytest.mark.parametrize("name", ["ram", "prefetch"])

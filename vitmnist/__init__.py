@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitmnist.loaders.make_loader import make_loader as make_loader
     from vitmnist.replacement.from_dataloader import from_dataloader as from_dataloader
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 # The module of each public name. Modules are imported at first use, so that `vitmnist --help` does not import torch.
 _MODULES = {
     "Loader": "vitmnist.loaders.base",

@@ -19,9 +19,9 @@ from unittest import SkipTest
 import numpy as np
 import torch
 
-from vitmnist.data.randomness import GLOBAL_GENERATORS, preserved_random_state, seed_generators
 from vitmnist.data.sampler import Classes
 from vitmnist.errors import DataError, UserError, first_line
+from vitmnist.runtime.random_state import GLOBAL_GENERATORS, preserve_random_state, seed_generators
 from vitmnist.store.tree import flatten_tree
 
 GRACE_S = 5.0
@@ -95,7 +95,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
         "an abandoned epoch and a closed loader leave nothing running": loader.check_leftovers,
     }
     results: list[CheckResult] = []
-    with preserved_random_state():
+    with preserve_random_state():
         for name, check in checks.items():
             try:
                 result = CheckResult(name, "ok", check())

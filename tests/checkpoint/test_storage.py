@@ -25,7 +25,7 @@ def load_number(folder: Path) -> int:
     return loaded["number"]
 
 
-def test_the_newest_checkpoint_is_loaded_and_the_previous_one_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_loaded_and_the_previous_stays(tmp_path: Path) -> None:
     assert storage.read_newest_checkpoint(tmp_path) is None
     for number in range(4):
         storage.write_checkpoint(tmp_path, make_state(number), best=number == 1)
@@ -44,7 +44,7 @@ def flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_a_damaged_checkpoint_is_replaced_by_the_previous_one(
+def test_a_damaged_checkpoint_is_replaced_by_the_previous(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(3):

@@ -16,7 +16,7 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import folder_lock
+from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -169,7 +169,7 @@ def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
 ) -> None:
     assert refuse(*quick, "+model.xyz=3") == "error: model.xyz: there is no such key; allowed: width\n"
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with folder_lock(tmp_path / "here"):
+    with lock_folder(tmp_path / "here"):
         for arguments in (["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=here"]):
             ended = train_here(*quick, *arguments)
             assert ended.returncode == ExitCode.UNFINISHED

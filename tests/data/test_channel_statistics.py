@@ -17,7 +17,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
 
 
-def test_given_statistics_are_those_of_every_split_and_loader(tiny: Dataset) -> None:
+def test_configured_statistics_are_used_by_every_split_and_loader(tiny: Dataset) -> None:
     own = {"mean": [0.25], "std": [0.5]}
     dataset = hold_out_and_normalize(tiny, DataConfig(holdout=5, holdout_seed=0, normalize=own))
     assert list(dataset.splits) == ["train", "validation", "test"]

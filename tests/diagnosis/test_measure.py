@@ -122,14 +122,14 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     assert note in capsys.readouterr().out
 
 
-def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
+def test_other_iterables_are_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as own_loader:
         for loader in (own_loader, Halved(samples(), 4)):
             assert [timing.name for timing in brief(loader).timings] == ["as it is"]
 
 
 @pytest.mark.parametrize(("loader", "reason"), [([], "has no batches"), (iter([1]), "is an iterator, which cannot")])
-def test_what_has_no_batches_or_a_single_epoch_is_refused(loader: Any, reason: str) -> None:
+def test_loaders_without_batches_and_iterators_are_refused(loader: Any, reason: str) -> None:
     with pytest.raises(DataError, match=f"^the loader {reason}"):
         brief(loader)
 

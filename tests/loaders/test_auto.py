@@ -139,7 +139,7 @@ class RunningMean(torch.nn.Module):
         return images - self.mean
 
 
-def test_a_run_with_auto_learns_what_any_run_learns(
+def test_a_run_with_auto_learns_the_same_weights(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""

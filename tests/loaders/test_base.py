@@ -167,7 +167,7 @@ def test_integers_of_numpy_are_integers() -> None:
         assert len(loader) == 2
 
 
-def test_samples_that_make_no_batch_are_refused_with_what_can() -> None:
+def test_samples_that_make_no_batch_are_refused_with_advice() -> None:
     samples = Made(lambda index: (torch.ones(index + 1), index), 4)
     with (
         make_loader("disk", samples, batch_size=2, device="cpu", seed=0, num_workers=0) as loader,

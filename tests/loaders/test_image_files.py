@@ -79,7 +79,7 @@ def test_contract_of_others(split: Split, name: str, options: dict[str, Any]) ->
 @pytest.mark.parametrize(
     ("size", "layout"), [(16, torch.contiguous_format), (100, torch.channels_last), (100, torch.contiguous_format)]
 )
-def test_the_bytes_and_their_layout_are_those_of_ram(folder: Path, size: int, layout: torch.memory_format) -> None:
+def test_the_bytes_and_their_layout_match_ram(folder: Path, size: int, layout: torch.memory_format) -> None:
     """An image folder has large images with their channels last, and another dataset may have contiguous ones."""
     split = load(folder, size=size)
     assert split.images.is_contiguous(memory_format=torch.channels_last if size == 100 else layout)
@@ -132,6 +132,7 @@ def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
 @pytest.mark.parametrize(
     ("change", "shape"),
     [(lambda pixels: pixels.transpose(2, 0, 1), r"\(3, 16, 16\)"), (lambda pixels: pixels[:, :, 0], r"\(16, 16, 1\)")],
+    ids=["channels first", "without channels"],
 )
 def test_pixels_of_another_shape_are_an_error_that_names_the_file(
     split: Split, change: Callable[[Pixels], Pixels], shape: str

@@ -21,7 +21,7 @@ SIZE = 24
 
 
 def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> None:
-    """Assert that a replacement keeps samples, and gives the batches of the original, which have a certain type."""
+    """Assert that a replacement stores samples, and gives the batches of the original, which have a certain type."""
     replaced = check_same(build)
     assert isinstance(replaced.dataset, TransformedDataset)
     assert isinstance(next(iter(replaced)), batch_type)

@@ -87,7 +87,7 @@ class WithEpochs(Pairs):
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
+def test_loaders_that_cannot_be_replaced_are_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         from_dataloader(dataloader, **{"loader": "ram", **options})
 
@@ -150,9 +150,9 @@ def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool
     [
         (lambda dataset: setattr(dataset, "transform", str), "str"),
         (lambda dataset: dataset.transform.transforms.append(len), "len"),
-        # Some loops train on larger images from epoch to epoch.
         (lambda dataset: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
     ],
+    ids=["replaced", "appended", "resized for larger images in later epochs"],
 )
 def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any], None], named: str) -> None:
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):

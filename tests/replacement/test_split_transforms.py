@@ -16,9 +16,9 @@ from torchvision.transforms import v2
 
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
 from vitmnist import from_dataloader
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import DataError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.runtime.random_state import preserve_random_state
 
 CROP = v1.RandomResizedCrop(16)
 FLIP = v1.RandomHorizontalFlip()
@@ -89,7 +89,7 @@ class Named(Pictures):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_transforms_may_have_named_arguments_and_note_what_they_draw(workers: int, folder: Path) -> None:
     loader = DataLoader(Named(folder, Noting()), 4, shuffle=True, num_workers=workers)
-    with preserved_random_state(loader):
+    with preserve_random_state(loader):
         expected = run(loader)
     replaced = from_dataloader(loader, "ram")
     assert_same(run(replaced), expected)
@@ -123,7 +123,7 @@ TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize(("transforms", "once"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_transforms_are_split_at_the_first_random_one(
+def test_transforms_are_split_at_the_first_random_transform(
     transforms: Callable[[], list[Any]], once: list[str], folder: Path
 ) -> None:
     replaced = check_same(lambda: DataLoader(Pictures(folder, v1.Compose(transforms())), 4, True, collate_fn=list))
@@ -152,7 +152,7 @@ class InMemory(Dataset[Any]):
 
 @pytest.mark.parametrize("name", ["ram", "cache"])
 @pytest.mark.parametrize("module", [v1, v2])
-def test_transforms_in_place_do_not_change_kept_samples(module: Any, name: str, folder: Path, tmp_path: Path) -> None:
+def test_transforms_in_place_do_not_change_stored_samples(module: Any, name: str, folder: Path, tmp_path: Path) -> None:
     transform = v1.Compose([SMALL, v1.ToTensor(), module.RandomErasing(0.9, inplace=True)])
     replaced = check_same(lambda: DataLoader(Pictures(folder, transform), 4), loader=name, folder=str(tmp_path))
     assert names_of_splits(replaced)[0][0] == ["Resize", "ToTensor"]
@@ -168,7 +168,7 @@ def test_random_transforms_of_timm(folder: Path) -> None:
 
 
 class Cifar(datasets.VisionDataset):
-    """Pictures in memory, as torchvision's CIFAR keeps them."""
+    """Pictures in memory, as in torchvision's CIFAR."""
 
     def __init__(self, **transforms: Any) -> None:
         super().__init__("nowhere", **transforms)

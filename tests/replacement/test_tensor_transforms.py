@@ -70,7 +70,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],
         {},
-        r"sample 0: pixels differ by up to \d+ of 255 .* the 8 of rounding; use",
+        r"sample 0: pixels differ by up to \d+ of 255 .* and rounding by 8 at most; use",
     ),
     (JOINT, {}, r"^transforms='tensor': .* gets more than an image; use transforms='exact'"),
 ]
@@ -78,7 +78,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")
 @pytest.mark.parametrize(("transforms", "options", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_what_cannot_be_applied_to_tensors_is_refused(
+def test_transforms_that_do_not_take_tensors_are_refused(
     transforms: list[Any], options: dict[str, Any], message: str, folder: Path
 ) -> None:
     dataset = Joint(folder, v2.Compose(transforms)) if transforms is JOINT else Pictures(folder, v1.Compose(transforms))

@@ -88,7 +88,7 @@ def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> No
         gc.enable()
 
 
-def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
+def test_a_map_can_be_closed_in_one_of_its_threads() -> None:
     results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0, 1], threads=1, max_ahead=1)
     assert list(results) == [None]
 

@@ -12,11 +12,11 @@ from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.randomness import RandomState
 from vitmnist.data.sampler import build_sampler
 from vitmnist.data.sources import Data, DatasetSource, SampleSource, TensorSet, as_source
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import make_loader
+from vitmnist.runtime.random_state import RandomState
 from vitmnist.store.tree import find_difference
 
 BATCH_SIZE, SIZE, SEED = 5, 23, 7
@@ -81,7 +81,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         for tensor in [tensor for batch in kept for tensor in batch]:
             tensor.zero_()  # This must change neither another batch nor the dataset.
         check(loader.epoch(0), part, 0)
-    assert not random_state.changed()
+    assert not random_state.list_changed()
     loader = build(part)
     next(loader.epoch(2))
     first, second = loader.epoch(0), loader.epoch(1)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tests.conftest import REPOSITORY
 from vitmnist import from_dataloader
-from vitmnist.data.randomness import seed_generators
+from vitmnist.runtime.random_state import seed_generators
 from vitmnist.store.tree import find_difference
 
 COUNT = 18

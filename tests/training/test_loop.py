@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice, repeat
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +13,19 @@ from torch import nn
 
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
-from vitmnist.config.schema import Shuffle
+from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.manager import CheckpointManager
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config, Shuffle
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler, _draw_order
 from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
+from vitmnist.runtime.world import SINGLE_PROCESS
+from vitmnist.tracking.result import Result
+from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -37,7 +46,12 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(model, Preprocess(tiny.train, augment), LOSS, optimizer, lambda step: 1.0, batch_size=5)
+    execution = Execution(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
+    return TrainStep(execution, optimizer, lambda step: 1.0)
+
+
+def normalized(data: Dataset) -> torch.Tensor:
+    return (data.train.images / 255 - data.train.mean[0]) / data.train.std[0]
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
@@ -68,7 +82,7 @@ def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     assert _draw_order.cache_info().misses == drawn, "the next epoch is drawn ahead"
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     losses, correct, steps = [], 0, []
-    images = (tiny.train.images / 255 - tiny.train.mean[0]) / tiny.train.std[0]
+    images = normalized(tiny)
     for indices in EpochSampler(23, 5, 3).batches(1):
         logits = theirs(images[indices])
         losses += F.cross_entropy(logits, tiny.train.labels[indices], reduction="none").tolist()
@@ -94,10 +108,10 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
-    loader, preprocess = make_loader(tiny, shuffle), Preprocess(tiny.train)
-    metrics, predictions = evaluate(model, loader, preprocess)
+    loader = make_loader(tiny, shuffle)
+    metrics, predictions = evaluate(model, loader, Preprocess(tiny.train))
     with torch.no_grad():
-        logits = model.eval()(preprocess(tiny.train.images))
+        logits = model.eval()(normalized(tiny))
     assert metrics["eval_loss"] == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
     assert metrics["eval_acc"] == pytest.approx(100 * float((logits.argmax(1) == tiny.train.labels).double().mean()))
     if shuffle == Shuffle.none:
@@ -156,29 +170,37 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.names())
-def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU would wait. The test records every way in which Python can read the value of a tensor, with the step."""
-    reads: list[tuple[int, str]] = []
-    step = 0
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ways in which Python has read the value of a tensor since the test began. A GPU would wait for each."""
+    names: list[str] = []
 
     def watched(name: str) -> Callable[..., object]:
         original = getattr(torch.Tensor, name)
+        return lambda tensor, *arguments: names.append(name) or original(tensor, *arguments)
 
-        def read(tensor: torch.Tensor, *arguments: object) -> object:
-            reads.append((step, name))
-            return original(tensor, *arguments)
-
-        return read
-
-    def after_step(timer: EpochTimer) -> None:
-        nonlocal step
-        step += 1
-
-    model, loader, preprocess = make_model(), make_loader(tiny), Preprocess(tiny.train)
-    training = make_step(model, tiny, augment=Compose([{"name": operation}]))
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, watched(name))
-    train_epoch(training, loader, new_progress(loader), after_step)
-    evaluate(model, loader, preprocess, after_step)
-    assert {step for step, _ in reads} == {len(loader), 2 * len(loader)}, "only after the last step of a pass"
+    return names
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.names())
+def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, reads: list[str]) -> None:
+    model, loader, counts = make_model(), make_loader(tiny), []
+    step = make_step(model, tiny, augment=Compose([{"name": operation}]))
+    reads.clear()
+    train_epoch(step, loader, new_progress(loader), lambda timer: counts.append(len(reads)))
+    evaluate(model, loader, step.preprocess, lambda timer: counts.append(len(reads)))
+    assert counts == len(loader) * [0] + len(loader) * [counts[-1]]
+    assert 0 < counts[-1] < len(reads)
+
+
+def test_a_save_waits_for_the_device_once(tiny: Dataset, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single read checks that all weights are finite; writing the file then copies them."""
+    monkeypatch.setattr(storage, "write_checkpoint", lambda *arguments: None)
+    result, step = Result(folder=Path(), dataset={"sha256": {}}), make_step(make_model(), tiny)
+    config = validate(Config, compose([]))
+    checkpoints = CheckpointManager(Path(), config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
+    reads.clear()
+    checkpoints.save(None)
+    assert reads == ["__bool__"]

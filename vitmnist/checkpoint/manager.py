@@ -12,11 +12,11 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
-from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
+from vitmnist.config.schema import Config, fill_defaults, find_keys, flatten_keys, is_under, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.randomness import RandomState
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
+from vitmnist.runtime.random_state import RandomState
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
@@ -104,7 +104,7 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
@@ -191,8 +191,8 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
-    allowed = keys_where(may_change, now)
+    old, new = (flatten_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
+    allowed = find_keys(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
@@ -207,7 +207,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
-    mutable = keys_where(may_change, asdict(config))
+    mutable = find_keys(may_change, asdict(config))
     return {
         "model": config.model,
         "shape": tuple(train.images.shape[1:]),

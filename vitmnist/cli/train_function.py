@@ -16,10 +16,10 @@ from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
 from vitmnist.cli.train import configure_run, train_run
-from vitmnist.config.compose import compose_command, initialized_hydra
-from vitmnist.data.randomness import preserved_random_state
+from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.runtime.files import display_path
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
@@ -58,7 +58,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     if not RUN_LOCK.acquire(blocking=False):
         raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or start a process")
     try:
-        with preserved_process(), initialized_hydra():
+        with preserved_process(), initialize_hydra():
             argv = [*overrides, *to_overrides(keys)]
             if folder is not None:
                 argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
@@ -121,7 +121,7 @@ def preserved_process() -> Iterator[None]:
     if torch.cuda.is_initialized():
         device, states = torch.cuda.current_device(), torch.cuda.get_rng_state_all()
     try:
-        with preserved_random_state():
+        with preserve_random_state():
             yield
     finally:
         flags.fill_uninitialized_memory = is_filled

@@ -83,13 +83,13 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
     return _hold_out(dataset, key, folds.eq(data.fold), {"folds": len(numbers)})
 
 
-def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[str, Any]) -> Dataset:
+def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, setting: dict[str, Any]) -> Dataset:
     train, validation = dataset.train, dataset.validation
     if validation is not None:
         unset = " ".join(f"{override.partition('=')[0]}=null" for override in key.split())
         raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set {unset}")
     if not is_held_out.any():
-        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; type a larger share")
+        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; set a larger share")
     if is_held_out.all():
         raise ConfigError(f"{key}: leaves none of the {len(train)} training images")
     check_fits(key, train.nbytes, torch.device("cpu"))
@@ -97,6 +97,6 @@ def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, division: dict[st
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),
         validation=train.subset(is_held_out.nonzero().flatten()),
-        undivided_sha256={**division, **dataset.sha256},
+        division={**setting, **dataset.sha256},
     )
     return held_out.with_statistics(*compute_statistics(held_out.train.images))

@@ -23,16 +23,15 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from vitmnist.data.images import to_tensor
-from vitmnist.data.randomness import (
+from vitmnist.data.random_samples import (
     RandomSampleError,
     choose_probes,
     has_set_epoch,
-    preserved_random_state,
     read_probes,
-    read_samples,
     refuse_random_samples,
 )
 from vitmnist.errors import ConfigError, DataError
+from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.read_in_chunks import MapStyleDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 
@@ -188,11 +187,11 @@ class DatasetSource(SampleSource):
         """Collate some samples; raise `ConfigError` if one of them is random."""
         read = self.dataset.__getitem__
         try:
-            with preserved_random_state(self.dataset):
+            with preserve_random_state(self.dataset):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _pair(_collate([read(index) for index in indices], indices), indices.start)
+                    return _unpack_pair(_collate([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -201,7 +200,7 @@ class DatasetSource(SampleSource):
 
     def nbytes_to_copy(self, device: torch.device) -> int:
         """Return an estimate from the first sample."""
-        return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in _unpack_pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
         images, labels = store_rows(self._chunks, len(self), options)
@@ -245,7 +244,25 @@ def as_tensor(name: str, values: Any) -> Any:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
 
 
-def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
+def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
+    """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
+
+    The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
+    on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
+    the sampler's `draws`.
+    """
+
+    def read() -> Iterator[Any]:
+        for index in indices:
+            seed_generators(seed, epoch, index)
+            yield dataset[index % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
+
+    with preserve_random_state():
+        # In a generator, Python replaces a `StopIteration` of the dataset, which would end the epoch without an error.
+        return list(read())
+
+
+def _unpack_pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     """Return the images and labels of a batch; raises `DataError` if it has other parts."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return batch[0], batch[1]

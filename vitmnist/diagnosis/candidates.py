@@ -32,15 +32,15 @@ from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
 BASELINE = "as it is"
 """The name of the first row, which is the loader in use."""
-DECODING_S = 3.0
+MAX_DECODING_S = 3.0
 """The time (s) in which a single process reads samples to time `from_dataloader`."""
 TIMED_BATCHES = 50
 """The number of batches to time for each candidate."""
-TIMED_S = 6.0
+MAX_TIMING_S = 6.0
 """The approximate time limit (s) for timing all candidates."""
 PROFILED_SAMPLES = 8
 """The number of samples that are read to time the stages of reading a sample."""
-MIN_SAVING = 0.2
+MIN_SAVED_SHARE = 0.2
 """A recommended change saves at least this share of a script's time."""
 WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
@@ -86,7 +86,7 @@ def build_replacement_candidate(
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
-    count = min(size, max(8 * batch_size, int(DECODING_S / max(sample_s, 1e-6))))
+    count = min(size, max(8 * batch_size, int(MAX_DECODING_S / max(sample_s, 1e-6))))
     if count < size:
         part = Subset(loader.dataset, range(count))
         loader = rebuild(loader, dataset=part, batch_size=batch_size, sampler=None, shuffle=True)
@@ -171,7 +171,7 @@ class ImitatedStep:
             sha256(self._block)  # Hashing releases the GIL.
 
 
-def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
+def time_alternatives(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
     """Time a loader and its alternatives with an imitated step. Returns timings and the result of `time_stages`."""
     loader = observed_loader.rebuilt_loader
     if loader is None:
@@ -182,7 +182,7 @@ def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], di
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
         seconds_by_stage = add_alternatives(benchmark, loader, baseline)
-        benchmark.run(TIMED_BATCHES, TIMED_S)
+        benchmark.run(TIMED_BATCHES, MAX_TIMING_S)
         return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 
 
@@ -196,4 +196,4 @@ def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | No
     means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
     changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))
-    return change if best_s <= (1 - MIN_SAVING) * means_s[0] < inf else None
+    return change if best_s <= (1 - MIN_SAVED_SHARE) * means_s[0] < inf else None

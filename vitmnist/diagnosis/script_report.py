@@ -96,12 +96,12 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
         bottleneck = Bottleneck.of(waiting_pct, steps)
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         # Import here, because most scripts do not need these modules.
-        from vitmnist.diagnosis.candidates import find_best_change, try_loaders
+        from vitmnist.diagnosis.candidates import find_best_change, time_alternatives
 
         longest_s = max(loader.waiting_s for loader in loaders)
         for loader, report in zip(loaders, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.timings, report.seconds_by_stage = try_loaders(loader)
+                report.timings, report.seconds_by_stage = time_alternatives(loader)
                 report.change = find_best_change(report.timings, inf if observer.is_stopped else report.passes)
     return Report(
         exit_code=exit_code,

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import DataConfig, dotted_keys, is_under
+from vitmnist.config.schema import DataConfig, flatten_keys, is_under
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -104,7 +104,7 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     # The options that are marked as allowed to change on resuming locate the images.
     locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
     if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
-        values = dotted_keys({"data": vars(data)})
+        values = flatten_keys({"data": vars(data)})
         unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
         if unclear := [key for key in unclear if key not in typed.values()]:
             undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)

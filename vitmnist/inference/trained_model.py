@@ -19,7 +19,6 @@ from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_wei
 from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
 from vitmnist.data.image_listing import SPLIT_OF
 from vitmnist.data.images import ImageReader, Pixels, to_tensor
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
 from vitmnist.inference.evaluation import Evaluation, load_evaluation_dataset
 from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
@@ -28,6 +27,7 @@ from vitmnist.metrics import METRICS
 from vitmnist.models import MODELS
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.files import expand_home
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.training import loop
 
 BATCH_SIZE = 256
@@ -206,7 +206,7 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
         shape, classes = tuple(map(int, info["shape"])), tuple(map(str, info["classes"]))
         mean, std = ([*map(float, info[key])] for key in ("mean", "std"))
         (height, width), dataset = map(int, info["size"]), dict(info["dataset"])
-    with preserved_random_state():  # Building a model draws its initial weights.
+    with preserve_random_state():  # Building a model draws its initial weights.
         module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], height, width), len(classes))
     with as_damaged_error(path):
         module.load_state_dict(tensors)

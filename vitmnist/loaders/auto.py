@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from vitmnist.config.validation import config_field
-from vitmnist.data.randomness import preserved_random_state
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.loaders.decoded import RamLoader
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, format_timings
 
-SHARING = ("gpu_slice", "prefetch")
+BUILT_FROM_RAM = ("gpu_slice", "prefetch")
 """The loaders that are built from the samples that `ram` has decoded, so that memory holds them once."""
 
 
@@ -68,7 +68,7 @@ def build_fastest_loader(
     """
     make_candidate = partial(LoaderCandidate, device=device, step=step)
     # The number of steps depends on the time, so their random numbers must not affect the run.
-    with preserved_random_state(device=device):
+    with preserve_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate)
     print(selection.table(), file=sys.stderr)
     return loader
@@ -94,7 +94,7 @@ def select_loader(
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            source = data if decoded is None or name not in SHARING else decoded
+            source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
             build = partial(_build_candidate, options.candidate_values(name), source, sampler, device, make_candidate)
             loader = benchmark.add(name, build).loader
             if isinstance(loader, RamLoader):

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitmnist.data.randomness import call_and_check_random, refuse_random_samples
+from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.dataloader_tools import NoRowPerSampleError, collate_batch, fetch_sample, fetch_samples
 from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard, list_transforms
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
-from vitmnist.store.samples import EncodedSamples, encode_samples, keep_samples_in_file, keep_samples_in_memory
+from vitmnist.store.samples import EncodedSamples, encode_samples, store_samples_in_file, store_samples_in_memory
 from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
 
 Chunk = TypeVar("Chunk")
@@ -146,7 +146,7 @@ class TransformedDataset(DecodedDataset):
         super().__init__(original, deterministic)
 
     def __getitem__(self, index: int) -> object:
-        return self._transform(self._samples[index])
+        return self._transform(self._samples.load(index))
 
 
 class DecodedDataLoader(DataLoader[Any]):
@@ -195,7 +195,7 @@ def decode_samples(
         examples: decoded samples that the required memory is estimated from.
 
     Raises:
-        DataError: a sample cannot be read or kept. The message names the sample.
+        DataError: a sample cannot be read or stored. The message names the sample.
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
@@ -204,8 +204,8 @@ def decode_samples(
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, named_tuples), sample_nbytes)
     if options.folder and named_tuples is not None:
         contents = options.fingerprint and f"{options.fingerprint}, {size} encoded samples"
-        return keep_samples_in_file(chunks, size, options.folder, contents, named_tuples)
-    return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
+        return store_samples_in_file(chunks, size, options.folder, contents, named_tuples)
+    return store_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:

@@ -12,9 +12,10 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset
 
-from vitmnist.data.randomness import call_and_check_random, preserved_random_state, read_probes
+from vitmnist.data.random_samples import call_and_check_random, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.dataloader_tools import fetch_sample
+from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import copy_tree, map_leaves
 
 Transform = Callable[..., Any]
@@ -22,7 +23,7 @@ Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
 TRANSFORM_ATTRIBUTES = ("transform", "transforms")
 """The attributes of a dataset that are searched for transforms."""
-ADVICE = "move the following steps into its attribute transform"
+SPLIT_ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
@@ -103,7 +104,7 @@ class SplitTransforms:
         except Exception as error:
             self._dataset[index]  # If the dataset itself fails, raise its own, more helpful error.
             raise DataError(
-                f"its dataset uses its transform, or the result of it ({format_error(error)}); {ADVICE}"
+                f"its dataset uses its transform, or the result of it ({format_error(error)}); {SPLIT_ADVICE}"
             ) from error
         sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaquePlaceholder) else leaf, sample)
         return DecodedSample(sample, list(self._calls))
@@ -196,7 +197,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
             continue
         result = transform(*inputs)
         if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-            raise DataError(f"a transform gets {len(inputs)} arguments, and does not return as many results; {ADVICE}")
+            raise DataError(f"a transform takes {len(inputs)} arguments and returns another number; {SPLIT_ADVICE}")
         inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
 
@@ -220,7 +221,7 @@ def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tup
 def is_random(transform: Transform, inputs: Inputs) -> bool:
     """Whether a transform uses a random generator, or returns different results for the same inputs."""
     trial = deepcopy(transform)  # A call can change the state of a transform.
-    with preserved_random_state(trial):
+    with preserve_random_state(trial):
         _, reason = call_and_check_random(
             lambda: apply_transforms([trial], copy_tree(inputs)), trial, always_repeat=True
         )

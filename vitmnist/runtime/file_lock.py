@@ -52,7 +52,7 @@ def try_lock(path: Path) -> Callable[[], None] | None:
     holder = os.getpid(), path
     with _held_guard:
         # The system would grant the same lock to this process again.
-        if holder in _held or (unlock := _try_lock(path)) is None:
+        if holder in _held or (unlock := _lock_file(path)) is None:
             return None
         _held.add(holder)
 
@@ -71,7 +71,7 @@ def is_locked(path: Path) -> bool:
         if is_held_here(path) or not path.is_file():
             return False
         try:
-            unlock = _try_lock(path, is_shared=True)
+            unlock = _lock_file(path, is_shared=True)
         except OSError:
             # The file system has no locks, or the file belongs to another user.
             return False
@@ -85,7 +85,7 @@ try:
 except ImportError:
     from filelock import FileLock, Timeout
 
-    def _try_lock(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
+    def _lock_file(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
         lock = FileLock(path, thread_local=False)
         try:
             lock.acquire(blocking=False)
@@ -100,7 +100,7 @@ except ImportError:
 
 else:
 
-    def _try_lock(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
+    def _lock_file(path: Path, is_shared: bool = False) -> Callable[[], object] | None:
         with ExitStack() as stack:
             file = stack.enter_context(path.open("rb" if is_shared else "ab"))
             try:

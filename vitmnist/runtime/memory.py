@@ -21,7 +21,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 class OutOfSpaceError(ConfigError):
-    """The samples that a loader would keep need more memory or disk space than is free."""
+    """The samples to store need more memory or disk space than is free."""
 
 
 def measure_free_memory(device: torch.device) -> int:

@@ -92,7 +92,7 @@ def test_a_run_is_resumed_and_used(tmp_path: Path, succeed: Printed, call_here: 
     assert not torch.equal(load(path).train.images, before)
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     path = tmp_path / "trees"

@@ -57,7 +57,9 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
     assert not {*threading.enumerate()} - before
 
 
-def test_training_on_ones_own_images(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
+def test_a_folder_of_images_can_be_trained_on(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
     options = ["data.dataset.skip_unreadable=true", "data.dataset.size=[14,28]", "hydra.run.dir=run", "epochs=1"]
     ended = train_here(*overrides(folder), *options)

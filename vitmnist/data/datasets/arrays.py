@@ -62,7 +62,7 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
             raise DataError(f"{path}: has no array {missing}; set data.dataset.names.{prefix}images and {prefix}labels")
         try:
             classes = np.unique(labels) if split == "train" else classes
-            pairs[split] = _to_bytes(images, options.statistics), _to_indices(labels, classes)
+            pairs[split] = _to_uint8(images, options.statistics), _to_indices(labels, classes)
         except DataError as error:
             raise DataError(f"{path}: {' and '.join(keys)}: {error}") from error
     is_mapped = path.is_dir() and options.statistics is None
@@ -90,7 +90,7 @@ def _read_array(path: Path, name: str) -> NDArray[Any] | None:
         raise DataError(f"{path}: {name} {kind}; write arrays with numpy.savez or numpy.save") from error
 
 
-def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
+def _to_uint8(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
     """Return images as uint8 `[N, C, H, W]`; floats were normalised with the statistics."""
     images: Tensor = as_tensor("images", array)
     if images.dim() == 3:

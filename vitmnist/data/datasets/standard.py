@@ -105,7 +105,7 @@ def _download(source: Callable[..., Images], root: Path, files: list[str], folde
         reason = " ".join(str(error).split())
         raise DataError(
             f"{source.__name__} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
-            f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
+            f"Put {', '.join(files)} into {folder}, or set data.root to a folder that has them"
         ) from error
 
 

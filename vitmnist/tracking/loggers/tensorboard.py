@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import dotted_keys, is_ignored_in_comparison, is_under, keys_where
+from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
@@ -63,9 +63,9 @@ class TensorBoard(Logger):
 
 def _hyperparameters(result: Result) -> Summary:
     """Return the keys that affect the result or the timing, for HParams, which finds the metrics itself."""
-    ignored = keys_where(is_ignored_in_comparison)
+    ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
-    for key, value in dotted_keys(result.config or {}).items():
+    for key, value in flatten_keys(result.config or {}).items():
         if not is_under(key, ignored):
             values[key] = value if type(value) in (int, float) else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.

@@ -1,4 +1,4 @@
-"""Samples that draw random numbers are a pure function of (seed, epoch, index), and no loader freezes them."""
+"""Samples that draw random numbers are a pure function of (seed, epoch, index), and no loader stores them."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader, make_loader
 from vitmnist.auditing import AuditDataset, find_leftovers, find_running
-from vitmnist.data.randomness import read_samples
+from vitmnist.data.sources import read_samples
 from vitmnist.errors import ConfigError, DataError
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def test_three_random_samples_of_200_are_refused(draw: Any, name: str, store: An
 
 
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
-def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_kept(store: Any, tmp_path: Path) -> None:
+def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_stored(store: Any, tmp_path: Path) -> None:
     def make(index: int) -> Any:
         torch.manual_seed(index)
         random.seed(index)
@@ -162,6 +162,6 @@ class WithEpochs(Pairs):
 )
 @pytest.mark.parametrize("name", ["ram", "disk"])
 def test_a_dataset_that_changes_in_set_epoch_is_refused(name: str, data: Any) -> None:
-    """Workers keep a copy of the dataset, and other loaders its samples, so a call of `set_epoch` would do nothing."""
+    """Workers copy the dataset, and other loaders store its samples, so a call of `set_epoch` would do nothing."""
     with pytest.raises(DataError, match="has set_epoch, so its samples change"):
         make_loader(name, data, **ORDER)

@@ -1,0 +1,96 @@
+"""Detects random samples, which must not be stored.
+
+A sample is random if each read advances a generator, or if a second read returns something else. The generators are
+the global ones of torch (CPU), NumPy and Python, and those that are reachable from a dataset, a transform or a collate
+function: through attributes, containers, class attributes, and the variables of methods and nested functions. Other
+sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample is
+read twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from torch.utils.data import Sampler
+
+from vitmnist.errors import ConfigError
+from vitmnist.runtime.generator_search import find_reachable
+from vitmnist.runtime.random_state import RandomState
+from vitmnist.store.tree import find_difference
+
+PROBES = 16
+"""Number of samples to read to find out whether a dataset is random."""
+Result = TypeVar("Result")
+
+
+class RandomSampleError(ConfigError):
+    """A sample is random, so storing it would repeat one version of it."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(index, reason)
+        self.index = index
+
+    def __str__(self) -> str:
+        return "sample {} is random ({})".format(*self.args)
+
+
+def call_and_check_random(
+    function: Callable[[], Result], roots: object, *, always_repeat: bool
+) -> tuple[Result, str | None]:
+    """Return the result of a function, and the reason why it is random, or None if it is not.
+
+    If the function uses a generator, it is called again without resetting the generator. If both calls end in the same
+    state with equal results, the function seeds itself.
+
+    Args:
+        roots: objects that can refer to generators.
+        always_repeat: call the function twice even if it uses no generator, and compare the results.
+    """
+    before = RandomState(roots)
+    result = function()
+    used = before.list_changed()
+    if not (used or always_repeat):
+        return result, None
+    before = RandomState(roots)
+    difference = find_difference(function(), result)
+    if used and before.list_changed():
+        return result, f"it draws from {', '.join(used)}"
+    return result, "it differs when it is read again" if difference else None
+
+
+def choose_probes(size: int) -> list[int]:
+    """Return the indices of the samples, evenly spread, to read to find out whether a dataset is random."""
+    return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
+
+
+def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: object) -> list[Result]:
+    """Read samples. Raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
+    samples: list[Result] = []
+    for index in indices:
+        sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)
+        if reason:
+            raise RandomSampleError(index, reason)
+        samples.append(sample)
+    return samples
+
+
+@contextmanager
+def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int], roots: object) -> Iterator[None]:
+    """Raise `RandomSampleError` if the block reads a random sample.
+
+    Generators are compared once for all samples. Only if one was used are the samples read again, one by one.
+    """
+    before = RandomState(roots)
+    yield
+    if before.list_changed():
+        for index in indices:
+            _, reason = call_and_check_random(partial(read, index), roots, always_repeat=False)
+            if reason:
+                raise RandomSampleError(index, reason)
+
+
+def has_set_epoch(dataset: object) -> bool:
+    """Whether a dataset changes its samples in `set_epoch`: its own, or that of a nested dataset or a transform."""
+    reachable = find_reachable([dataset])
+    return any(hasattr(type(part), "set_epoch") and not isinstance(part, Sampler) for part in reachable)
