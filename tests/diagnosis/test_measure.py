@@ -195,5 +195,5 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
 
 def test_the_gpu_of_a_mac_is_refused() -> None:
     model = Mock(parameters=lambda: iter([Mock(device=torch.device("mps"))]))
-    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; type device=cpu$"):
+    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; set device=cpu$"):
         diagnose([torch.zeros(2)], print, model=model)

@@ -94,11 +94,11 @@ def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
     if composed.hydra.mode != RunMode.MULTIRUN:
         if varied:
             raise ConfigError(
-                f"{varied[0]}: is a sweep; type -m to run it, or brackets around the values of a list; in Python, call "
+                f"{varied[0]}: is a sweep; add -m to run it, or brackets around the values of a list; in Python, call "
                 "vitmnist.train for each value"
             )
         if composed.repeats > 1:
-            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; add -m")
     return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), composed.hydra
 
 

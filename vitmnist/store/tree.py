@@ -78,8 +78,8 @@ def copy_tree(tree: Tree) -> Tree:
 def flatten_tree(tree: object) -> tuple[list[Any], TreeStructure]:
     """Return the leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
-    emptied = map_leaves(leaves.append, tree)
-    return leaves, TreeStructure(repr(emptied), emptied)
+    nesting = map_leaves(leaves.append, tree)  # `append` returns None.
+    return leaves, TreeStructure(repr(nesting), nesting)
 
 
 def unflatten_tree(leaves: Iterable[object], structure: TreeStructure) -> Any:

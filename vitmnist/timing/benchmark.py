@@ -182,10 +182,10 @@ class Benchmark(ExitStack):
             if index and time.perf_counter() > deadline:  # The first batch of each window can take long.
                 break
             for candidate in candidates:
-                window, least = candidate.warm_up, size
+                window, window_size = candidate.warm_up, size
                 if window and candidate.device.type == "cuda":
-                    least = ceil(MIN_GPU_WINDOW_S / window.later_batch_s)
-                candidate.time_window(max(size, least))
+                    window_size = max(size, ceil(MIN_GPU_WINDOW_S / window.later_batch_s))
+                candidate.time_window(window_size)
 
     @staticmethod
     def _warm_up_gpu(candidates: Sequence[LoaderCandidate], size: int) -> None:

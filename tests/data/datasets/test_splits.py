@@ -253,7 +253,7 @@ def test_another_folder_is_evaluated_as_the_user_says(
         assert (printed["images"], printed["split"]) == (images, split)
     ended = call_here(evaluate_main, "run", data[2], "data.dataset.path=other")
     assert ended.returncode == 1
-    assert f"another path; type {undivided} to evaluate all of these images, or {as_trained} to divide" in ended.stderr
+    assert f"another path; set {undivided} to evaluate all of these images, or {as_trained} to divide" in ended.stderr
 
 
 @pytest.mark.needs("POSIX files")

@@ -84,9 +84,9 @@ class Split(TensorSet):
                 "labels.argmax(1) if they are one-hot; for several labels or masks keep your own training loop, with "
                 "vitmnist.from_dataloader or make_loader, which deliver labels of any shape"
             )
-        least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if least < 0 or most >= len(self.classes):
-            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
+        lowest, highest = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if lowest < 0 or highest >= len(self.classes):
+            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {lowest} to {highest}")
 
     def subset(self, rows: slice | Tensor) -> Split:
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
