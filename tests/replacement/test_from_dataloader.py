@@ -167,19 +167,15 @@ def after_an_exception(loader: Any) -> list[list[int]]:
 
 
 USES: dict[str, Callable[[Any], Any]] = {
-    "two iterators, neither finished": lambda loader: [labels_of(part, 2) for part in (iter(loader), iter(loader))],
-    "zipped with itself": lambda loader: [
+    "two iterators": lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
+    "zip": lambda loader: [
         (first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)
     ],
-    "random numbers in the loop, as of dropout": lambda loader: [
-        (torch.rand(4).tolist(), labels.tolist()) for _, labels in loader
-    ],
+    "draws as of dropout": lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],
     "a new epoch after an exception": after_an_exception,
-    "copied": lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
-    "pickled": lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
-    "attributes and items of its dataset": lambda loader: (
-        *(len(loader.dataset), loader.dataset.classes, loader.dataset.size, loader.dataset[4][1]),
-    ),
+    "copies": lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
+    "pickle": lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
+    "attributes of the dataset": lambda loader: (len(data := loader.dataset), data.classes, data.size, data[4][1]),
     "its dataset split and concatenated": lambda loader: [
         labels_of(DataLoader(part, 5, shuffle=True, collate_fn=loader.collate_fn))
         for part in (*random_split(loader.dataset, [20, SIZE - 20]), ConcatDataset([loader.dataset, Pairs()]))

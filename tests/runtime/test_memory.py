@@ -14,13 +14,7 @@ from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.runtime import cpu, memory
-from vitmnist.runtime.memory import (
-    OutOfSpaceError,
-    check_fits,
-    measure_free_memory,
-    read_host_peak,
-    reset_host_peak,
-)
+from vitmnist.runtime.memory import OutOfSpaceError, check_fits, measure_free_memory, read_host_peak, reset_host_peak
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
