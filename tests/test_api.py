@@ -128,7 +128,7 @@ def test_unusable_data_is_refused_with_a_reason(data: object, message: str) -> N
 
 
 def test_a_dataset_is_not_a_split(tiny: base.Dataset) -> None:
-    with pytest.raises(DataError, match="of a dataset with several splits, give one"):
+    with pytest.raises(DataError, match="pass one split of a dataset with several"):
         make_loader("ram", tiny, **COMMON)
 
 

@@ -73,7 +73,7 @@ def test_workers_of_a_forkserver_deliver_the_same_batches(tiny: Dataset) -> None
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])
 def test_a_set_on_a_device_is_left_to_gpu_slice(name: str) -> None:
     there = torch.zeros(23, 3, device="meta")
-    with pytest.raises(DataError, match="the set is on meta, not in host memory; gpu_slice leaves it there"):
+    with pytest.raises(DataError, match="the tensors are on meta, not in host memory; gpu_slice leaves them there"):
         make_loader(name, (there, there), batch_size=5, device="cpu", seed=0)
 
 

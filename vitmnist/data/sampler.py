@@ -89,7 +89,7 @@ class EpochSampler:
         seed: determines the order of all epochs; at least 0.
         shuffle: `sample` permutes all images. `batch` permutes contiguous blocks, as in the article; the blocks are the
             same in every epoch, and a short block stays last. `none` keeps the order of the dataset. `balanced` draws
-            `size` images, equally many of each class: every image of a class as often as another, up to once. The
+            `size` images, equally many of each class, and each image of a class equally often, up to one draw. The
             remainder goes to classes drawn for the epoch.
         drop_last: leave out a last batch shorter than `batch_size`.
         rank: the rank of this process.

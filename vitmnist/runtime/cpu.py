@@ -100,8 +100,8 @@ def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
     """Create a context that limits each decoding thread to one core, and stops OpenMP's threads from spinning.
 
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores
-    that decoding needs: reading pictures of 64×64 in two threads next to a training step took 1.7 ms of processor time
-    per picture, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
+    that decoding needs: reading images of 64×64 in two threads next to a training step took 1.7 ms of processor time
+    per image, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
     So the first thread that enters the context starts a second team, which lives as long as the thread:
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """

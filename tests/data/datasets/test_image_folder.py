@@ -95,7 +95,7 @@ def test_images_are_in_colour_if_any_of_the_first_hundred_is(folder: Path) -> No
 def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
     labels = load(folder).train.labels
     assert len(labels[:8].unique()) > 1
-    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the set has 24 images"):
+    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the split has 24 images"):
         load(folder, train_size=25)
     few = load(folder, train_size=8).train
     assert torch.equal(few.labels, labels[:8])

@@ -206,7 +206,7 @@ class SizeOptions:
         """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
             if size is not None and size > available:
-                raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
+                raise ConfigError(f"data.dataset.{key}={size}: the split has {available} images; null uses all")
         return slice(self.train_size), slice(self.test_size)
 
 
