@@ -166,7 +166,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float
         seconds = pace(candidate.loader, len(candidate.windows) + 1 if candidate.warm_up else 0)
         return TimedWindow(seconds, seconds / 2, seconds, seconds / 2)
 
-    monkeypatch.setattr(LoaderCandidate, "_time", timed)
+    monkeypatch.setattr(LoaderCandidate, "_measure", timed)
 
 
 def test_the_median_decides(monkeypatch: pytest.MonkeyPatch) -> None:

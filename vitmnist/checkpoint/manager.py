@@ -73,7 +73,7 @@ class CheckpointManager:
         self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
         self._saved_at = time.monotonic()
 
-    def save(self, progress: EpochProgress | None, best: bool = False) -> None:
+    def save(self, progress: EpochProgress | None, is_best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
         finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
@@ -89,7 +89,7 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:

@@ -103,7 +103,7 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     _, options = DATASETS.resolve(data.dataset)
     # The options that are marked as allowed to change on resuming locate the images.
     locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
-    if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
+    if _get_location(data.dataset, locating) != _get_location(trained_data.dataset, locating):
         values = flatten_keys({"data": vars(data)})
         unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
         if unclear := [key for key in unclear if key not in keys.values()]:
@@ -113,7 +113,7 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
                 f"the run was trained on images at another path; set {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif (data.holdout or data.folds or data.fold is not None) and _division(data) != _division(trained_data):
+    elif (data.holdout or data.folds or data.fold is not None) and _get_division(data) != _get_division(trained_data):
         print("warning: the run was trained on images of this hold-out or fold; it used another one", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
@@ -127,10 +127,10 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     return dataset, config.batch_size
 
 
-def _division(data: DataConfig) -> list[object]:
+def _get_division(data: DataConfig) -> list[object]:
     return [data.holdout, data.holdout_seed, data.folds, data.fold]
 
 
-def _locate(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
+def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
     """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
     return [dataset["name"], *(expand_home(str(dataset.get(key))).resolve() for key in locating)]

@@ -87,12 +87,12 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     import torch
 
     torch.get_num_threads()  # At its first use in a thread, torch would undo a limit.
-    limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
+    limits: AbstractContextManager[Any] = _get_openmp().limit(limits=1, user_api="openmp")
     return limits
 
 
 @cache  # Finding the libraries takes a millisecond.
-def _openmp() -> ThreadpoolController:
+def _get_openmp() -> ThreadpoolController:
     return ThreadpoolController()
 
 
@@ -112,7 +112,7 @@ def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
 
         if next(entered) == 0 and torch.get_num_threads() > 1:
             cores = os.cpu_count() or 1
-            with _openmp().limit(limits=cores, user_api="openmp"):
+            with _get_openmp().limit(limits=cores, user_api="openmp"):
                 torch.zeros(cores * 2**16, device="cpu").add_(1)  # A tensor of this size uses a thread on each core.
         return limit_to_one_core()
 

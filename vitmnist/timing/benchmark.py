@@ -104,7 +104,7 @@ class LoaderCandidate:
         if self.error:
             return
         try:
-            window = self._time(size)
+            window = self._measure(size)
         except Exception as error:
             if self.is_required:
                 raise
@@ -116,7 +116,7 @@ class LoaderCandidate:
             self.windows.append(window)
         self.warm_up = self.warm_up or window
 
-    def _time(self, size: int) -> TimedWindow | None:
+    def _measure(self, size: int) -> TimedWindow | None:
         """Time `size` batches, skipping those that may have been prefetched before the first step ended."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
