@@ -181,7 +181,7 @@ class SlowStart:
         yield from range(60)
 
 
-def test_waiting_is_that_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
+def test_waiting_is_measured_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
     diagnosis = brief(SlowStart(), lambda batch: time.sleep(0.02))
     assert diagnosis.waiting_pct.median < 50
     assert diagnosis.timings[0].error == "the length of an epoch is unknown"

@@ -33,7 +33,7 @@ def test_a_dataset_that_does_not_fit_is_refused_with_advice(name: str, monkeypat
     make_loader("ram", TENSORS, batch_size=2, device="cpu", seed=0).close()
 
 
-def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_checked_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: {"cpu": 2**32, "cuda": 2**30}[device.type])
     check_fits("gpu_slice", 2**30, cuda)

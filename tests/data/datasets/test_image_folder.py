@@ -52,7 +52,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("mode", "channels", "hint"), [("grey", 1, "=grey; rgb keeps colours"), ("rgb", 3, "=rgb")])
-def test_images_become_a_data_set(
+def test_a_folder_becomes_a_dataset(
     folder: Path, mode: str, channels: int, hint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -345,7 +345,7 @@ def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(fold
     ("dtype", "highest", "options"),
     [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
 )
-def test_images_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
+def test_images_with_little_contrast_cause_a_warning_that_names_the_scaling_keys(
     folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such images are from cameras of 12 bits, or have a value that stands for no data."""

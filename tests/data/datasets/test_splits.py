@@ -70,7 +70,7 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
     assert [len(split) for split in small.splits.values()] == [3, 9, 5]
 
 
-def test_splits_of_other_names_are_no_classes(divided: Path) -> None:
+def test_folders_of_splits_with_other_names_are_refused(divided: Path) -> None:
     for name, other in {"train": "trn", "val": "vld", "test": "tst"}.items():
         (divided / name).rename(divided / other)
     with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
