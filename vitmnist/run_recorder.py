@@ -54,7 +54,7 @@ class RunRecorder:
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=num_batches,
-            initial=progress.metrics.num_batches,
+            initial=progress.accumulator.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,
@@ -100,7 +100,7 @@ class RunRecorder:
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        log_epoch(record, self.config.epochs_to_train, self.monitor.metric)
+        log_epoch(result, self.config.epochs_to_train, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
     def finish_training(self) -> None:

@@ -104,7 +104,7 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
