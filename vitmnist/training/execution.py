@@ -67,11 +67,11 @@ class Execution:
     Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
     normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
 
-    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A CUDA graph
-    launches those of forward and backward at once (`torch.cuda.make_graphed_callables`). Shapes and dtypes that were not
-    captured run eagerly, because a replay would silently broadcast and convert them. Each replay writes its outputs and
-    gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before each call.
-    The parameters must not move in memory.
+    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A CUDA
+    graph launches those of forward and backward at once (`torch.cuda.make_graphed_callables`). Shapes and dtypes that
+    were not captured run eagerly, because a replay would silently broadcast and convert them. Each replay writes its
+    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
+    each call. The parameters must not move in memory.
 
     Args:
         model: returns logits `[B, classes]`.
