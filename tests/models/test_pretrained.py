@@ -1,6 +1,7 @@
 """Models of torchvision and timm: their weights are fitted to images and classes, read once, and never needed again."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.optim.parameters import find_layers
 from vitmnist.training.fine_tuning import load_pretrained_weights, scale_learning_rates
 
-timm = pytest.importorskip("timm")
+pytestmark = pytest.mark.skipif(not find_spec("timm"), reason="timm is not installed")
 SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}
 
 
