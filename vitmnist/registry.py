@@ -103,11 +103,7 @@ class Registry(Generic[Built]):
         return member[1], validate(member[0], options, key)
 
     def resolve_options(self, values: Mapping[str, Any], base: type[Options]) -> Options:
-        """Return the validated options of the member that `values["name"]` names.
-
-        Raises:
-            ConfigError: as `resolve`, or the class of the options is not derived from `base`.
-        """
+        """Return the validated options as `resolve` does; raises `ConfigError` if they do not derive from `base`."""
         _, options = self.resolve(values)
         if not isinstance(options, base):
             raise ConfigError(
