@@ -84,8 +84,8 @@ def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = F
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark = step.options.describe().replace("\n", "; ")
-    return epoch, remark + (f"; compilation took {step.compile_s:.1f} s" if step.compile_s else "")
+    remark, compile_s = step.execution.options.describe().replace("\n", "; "), step.execution.compile_s
+    return epoch, remark + (f"; compilation took {compile_s:.1f} s" if compile_s else "")
 
 
 def as_timed_epoch(train: Callable[[], object], device: torch.device) -> Epoch:

@@ -43,19 +43,12 @@ def test_without_a_gpu_one_line_says_so_and_a_dry_run_prints_the_commands(
 @pytest.mark.parametrize(
     ("code", "limit_s", "outcome", "printed"),
     [
-        (
-            "import sys; print('half a page'); sys.exit('no memory')",
-            60,
-            "failed, exit code 1",
-            "half a page\n    no memory",
-        ),
+        ("print('half a page'); exit('no memory')", 60, "failed, exit code 1", "half a page\n    no memory"),
         (INTERRUPTED, 2, "stopped after 2 s", "    begun\n    one failed"),
         (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
     ],
 )
-def test_how_a_command_ended_is_reported(
-    gpu: ModuleType, code: str, limit_s: float, outcome: str, printed: str
-) -> None:
+def test_how_a_command_ended_is_reported(gpu: ModuleType, code: str, limit_s: int, outcome: str, printed: str) -> None:
     reported, page = gpu.run(f"python -c {shlex.quote(code)}", limit_s)
     assert reported == outcome
     assert printed in page

@@ -1,6 +1,7 @@
 """Models of torchvision and timm: their weights are fitted to images and classes, read once, and never needed again."""
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import fit_weights
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.training.fine_tuning import find_layers, load_pretrained_weights, scale_learning_rates
+from vitmnist.optim.parameters import find_layers
+from vitmnist.training.fine_tuning import load_pretrained_weights, scale_learning_rates
 
-timm = pytest.importorskip("timm")
+pytestmark = pytest.mark.skipif(not find_spec("timm"), reason="timm is not installed")
 SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}
 
 
@@ -172,4 +174,4 @@ def test_refusals_name_the_key(quick: list[str], refuse: Printed, typed: str, me
 
 def test_timm_is_an_extra(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitmnist.models.pretrained.find_spec", lambda name: None)
-    assert "timm is not installed; type pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")
+    assert "timm is not installed; run pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")

@@ -126,9 +126,9 @@ class Pictures(Dataset):
         return torch.full((3, 4, 4), index), index
 
 if __name__ == "__main__":
-    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2)
     torch.manual_seed(0)
-    expected = list(original)
+    expected = list(DataLoader(Pictures(), batch_size=8, shuffle=True))
+    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2)
     replacement = from_dataloader(original, "cache", folder="decoded", fingerprint="pictures")
     torch.manual_seed(0)
     print(find_difference(list(replacement), expected))

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.config.schema import find_keys, is_ignored_in_comparison, is_under
-from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -133,7 +133,7 @@ class Comparison:
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
-    def metric(self) -> MetricRow:
+    def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
@@ -275,5 +275,5 @@ def format_fact(value: object) -> str:
     return str(value)
 
 
-def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
+def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
     return [value for run in runs if (value := run.value_of(metric.name)) is not None]
