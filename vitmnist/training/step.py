@@ -148,7 +148,7 @@ class TrainStep:
         return totals
 
     def prepare(self, loader: Loader) -> None:
-        """If configured, compile or capture the step for the dtype of the images; keep its state, except the gradients."""
+        """If configured, compile or capture the step for the dtype of the images; drop only the gradients."""
         options = self.execution.options
         if not (options.compile or options.graph):
             return
