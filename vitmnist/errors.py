@@ -62,7 +62,7 @@ class MissingExtraError(UserError):
 
     def __str__(self) -> str:
         missing, extra = self.args
-        return f"{missing} is not installed; type pip install 'vitmnist[{extra}]'"
+        return f"{missing} is not installed; run pip install 'vitmnist[{extra}]'"
 
 
 class PeerError(UserError):

@@ -167,4 +167,4 @@ def test_refusals_name_the_key(quick: list[str], refuse: Printed, typed: str, me
 
 def test_timm_is_an_extra(quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitmnist.models.pretrained.find_spec", lambda name: None)
-    assert "timm is not installed; type pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")
+    assert "timm is not installed; run pip install 'vitmnist[timm]'" in refuse(*quick, "model=timm")

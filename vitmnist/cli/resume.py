@@ -37,7 +37,7 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
         if parse_key(override) in GLOBAL_GROUPS and override not in initial:
             raise ConfigError(
                 f"{override}: the run in {display_path(folder)} began with {' '.join(initial) or 'no experiment'}, and "
-                "its values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
+                "its values are kept; set keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
             )
     return initial, without_keys(overrides, GLOBAL_GROUPS)
 

@@ -78,7 +78,7 @@ def _train(argv: list[str]) -> Result:
             arguments = parse_arguments(argv)
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
-                raise ConfigError("hydra.mode=MULTIRUN: is a sweep; type vitmnist train -m")
+                raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
             run = configure_run(arguments, values, hydra_values, resources)
             if run is None:  # The run is complete.
                 return Result.from_json(Path(hydra_values.run.dir).absolute() / "result.json")

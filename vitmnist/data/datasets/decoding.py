@@ -183,11 +183,11 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
 def _divide_classes(train: ClassOfImage, test_share: float) -> dict[str, ClassOfImage]:
     """Take the first images of each class for a test split; at least one stays for training."""
     counts = Counter(train.values())
-    left = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
+    remaining = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
     splits: dict[str, ClassOfImage] = {"train": {}, "test": {}}
     for name, label in train.items():
-        splits["test" if left[label] > 0 else "train"][name] = label
-        left[label] -= 1
+        splits["test" if remaining[label] > 0 else "train"][name] = label
+        remaining[label] -= 1
     return splits
 
 
@@ -230,8 +230,10 @@ def _make_splits(
     for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
         files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
-        whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
-        splits[split] = whole.subset(rows_to_use[split])
+        full_split = Split(
+            part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256
+        )
+        splits[split] = full_split.subset(rows_to_use[split])
     return splits
 
 
