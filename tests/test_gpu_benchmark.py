@@ -66,5 +66,5 @@ def test_the_programs_accept_their_options(
             monkeypatch.setattr(sys, "argv", [program, *options, "--output=missing/page.md"])
             with pytest.raises(SystemExit):
                 runpy.run_path(str(REPOSITORY / program), run_name="__main__")
-            assert "there is no folder missing" in capsys.readouterr().err  # the first check after the options
+            assert "the folder missing does not exist" in capsys.readouterr().err  # the first check after the options
     assert (REPOSITORY / "tests" / "gpu").is_dir()
