@@ -151,7 +151,7 @@ class Execution:
         return self._active.no_sync() if isinstance(self._active, DistributedDataParallel) else nullcontext()
 
     def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
-        """If configured, compile the code or capture a graph for batches of this size and dtype.
+        """Compile the code or capture a graph for batches of this size and dtype.
 
         If `trainer.compile=auto` or `trainer.graph=auto` fails, the code stays eager; `options` has the reason. This
         changes the gradients, the model's buffers and the random state.
