@@ -31,8 +31,8 @@ class MetricRow(Metric):
         return 1 if self.direction == "max" else -1
 
 
-# TensorBoard sorts the groups of tags by name and opens the first two. After `eval` and `train` come `train_step`,
-# `usage` and `visuals`.
+# TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
+# After them come `train_best` (the best epoch so far), `train_step`, `usage`, `various` (other quality) and `visuals`.
 TIMES = (
     EPOCH_S := MetricRow("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := MetricRow("s", "usage/train_s", "training, s", name="train_s"),
@@ -82,7 +82,8 @@ def build_epoch_table() -> dict[str, MetricRow]:
 
 def _row(split: str, name: str, metric: Metric) -> MetricRow:
     """Return the row of a registered metric, or of the loss, for a split."""
-    fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
+    tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"various/{split}_{metric.tag}"
+    fields = vars(metric) | {"tag": tag}
     return MetricRow(name=f"{split}_{name}", summary="selected", **fields)
 
 
