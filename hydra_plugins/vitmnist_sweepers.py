@@ -112,7 +112,7 @@ class SearchSweeper(Sweeper):
         if "seed" in space:
             raise ConfigError("seed: a search compares trials of one seed; sweep the best values over seeds with -m")
         if not space:
-            raise ConfigError("hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or KEY=choice(A,B)")
+            raise ConfigError("hydra/sweeper=optuna: nothing to search; set KEY=interval(LOW,HIGH) or KEY=choice(A,B)")
         return space, [str(override.input_line) for key, override in overrides.items() if key not in space]
 
     def _write_best(self, study: Study) -> None:

@@ -64,6 +64,14 @@ def pytest_collection_finish() -> None:
     atexit.register(gc.unfreeze)  # Libraries report frozen objects as leaks.
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Exempt what the tests of a module imported, too."""
+    if nextitem and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def write_idx(path: Path, array: torch.Tensor) -> None:
     header = struct.pack(f">HBB{array.dim()}I", 0, 8, array.dim(), *array.shape)
     path.write_bytes(header + array.numpy().tobytes())

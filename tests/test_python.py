@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.version import VersionBase
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
 
 import vitmnist
 from tests.conftest import (
@@ -38,7 +35,7 @@ from tests.support.processes import run_python
 from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
-from vitmnist.runtime.signals import signal_handler
+from vitmnist.runtime.signals import handle_signals
 from vitmnist.tracking.result import Result
 
 STATES: dict[str, Callable[[], object]] = {
@@ -115,6 +112,8 @@ class SignalAfterEpoch(logging.Handler):
 
 
 def test_a_run_from_python_is_the_run_of_the_command_line(stateful: list[str], runs: Path, tmp_path: Path) -> None:
+    import pandas
+
     whole, folder = runs / "whole", tmp_path / "python"
     result = vitmnist.train(*stateful, folder=folder)
     assert_same_run(whole, folder)
@@ -296,7 +295,7 @@ def test_no_signal_is_lost(
     try:
         message = r"was received; results: cut, resume with\n    vitmnist.train\(resume='cut'\)$"
         # A background job of a shell ignores SIGINT.
-        with signal_handler(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
+        with handle_signals(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
             vitmnist.train(*quick, folder="cut", epochs=epochs)
     finally:
         logging.getLogger("vitmnist").removeHandler(handler)
@@ -340,6 +339,9 @@ def test_the_documented_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     (readme,) = (block for block in blocks("python", README) if "vitmnist.train(" in block)
     cells = [NOTEBOOK_SETUP, readme, *blocks("python", REPOSITORY / "docs" / "python.md"), NOTEBOOK_CHECKS]
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
     notebook = new_notebook(cells=[*map(new_code_cell, cells)])
     NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = ["".join(output.get("text", "") for output in cell.outputs) for cell in notebook.cells]

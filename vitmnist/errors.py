@@ -62,7 +62,7 @@ class MissingExtraError(UserError):
 
     def __str__(self) -> str:
         missing, extra = self.args
-        return f"{missing} is not installed; type pip install 'vitmnist[{extra}]'"
+        return f"{missing} is not installed; run pip install 'vitmnist[{extra}]'"
 
 
 class PeerError(UserError):
@@ -157,8 +157,8 @@ def classify_error(error: BaseException) -> Failure:
 
 
 FEWER_WORKERS = "set a smaller num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
-LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which keep images in files"
-LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which keeps the dataset off the GPU"
+LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which read from files"
+LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which stores images in host memory"
 FAILURES = (
     (
         ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
 Builder = TypeVar("Builder", bound=Callable[..., object])
+Options = TypeVar("Options")
 
 
 @dataclass
@@ -100,6 +101,16 @@ class Registry(Generic[Built]):
             reasons = [suggest_names(str(name), self.names()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
+
+    def resolve_options(self, values: Mapping[str, Any], base: type[Options]) -> Options:
+        """Return the validated options as `resolve` does; raises `ConfigError` if they do not derive from `base`."""
+        _, options = self.resolve(values)
+        if not isinstance(options, base):
+            raise ConfigError(
+                f"{self.group}={values['name']}: its options, {type(options).__name__}, must derive from "
+                f"{base.__module__}.{base.__name__}"
+            )
+        return options
 
     def build(self, values: object, *args: object, key: str | None = None) -> Built:
         """Build the member that `values["name"]` names from its options and `args`; raises the errors of `resolve`."""

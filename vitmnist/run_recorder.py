@@ -1,12 +1,11 @@
 """Records, logs and saves each completed epoch."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from PIL.Image import Image
 
 from vitmnist.checkpoint.manager import CheckpointManager
@@ -38,8 +37,6 @@ class RunRecorder:
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
     """Draws images for the loggers from the predictions and the index of an epoch."""
-    device: torch.device
-    classes: Sequence[str]
     is_first_of_start: bool = True
     """True until the first epoch of this process has ended."""
 
@@ -54,7 +51,7 @@ class RunRecorder:
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=num_batches,
-            initial=progress.metrics.num_batches,
+            initial=progress.accumulator.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,
@@ -86,8 +83,8 @@ class RunRecorder:
         result = self.result
         record = self._make_record(progress, train_metrics, eval_metrics)
         if self.config.log.per_class:
-            matrix = predictions.confusion_matrix(len(self.classes))
-            record["classes"] = compute_class_metrics(matrix, self.classes)
+            classes = self.checkpoints.dataset.train.classes
+            record["classes"] = compute_class_metrics(predictions.confusion_matrix(len(classes)), classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
@@ -100,7 +97,7 @@ class RunRecorder:
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        log_epoch(record, self.config.epochs_to_train, self.monitor.metric)
+        log_epoch(result, self.config.epochs_to_train, self.monitor.metric)
         self.checkpoints.after_epoch(is_last, is_best)
 
     def finish_training(self) -> None:
@@ -116,7 +113,7 @@ class RunRecorder:
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
         epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.checkpoints.step.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,

@@ -26,7 +26,7 @@ from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -39,6 +39,7 @@ from vitmnist.tracking.log import log_bottleneck, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result, record_outcome
+from vitmnist.training.execution import Execution
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
@@ -123,13 +124,13 @@ class Trainer:
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
-            recorder = self.open_recorder(dataset, sampler, step, checkpoints, open_loggers)
+            recorder = self.open_recorder(sampler, checkpoints, open_loggers)
 
             # From here on, a signal stops the run after the current step, so that progress can be saved.
             self.stop.listen(deadline)
             with train_loader, eval_loader:
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.metrics.num_batches > 0 or not recorder.is_done():
+                while progress.accumulator.num_batches > 0 or not recorder.is_done():
                     with recorder.progress_bar(progress, len(train_loader) + len(eval_loader)) as after_step:
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
                         eval_metrics, predictions = evaluate(
@@ -192,12 +193,13 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        frozen = scale_learning_rates(optimizer, model, config.lr_scale, config.optimizer.get("layer_decay"))
+        layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
         monitored_values = partial(self.monitor.values, self.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        parts: dict[str, Any] = {"ema": ema, "frozen_batch_norms": frozen, "clip_norm": config.trainer.clip_norm}
-        return TrainStep(model, preprocess, loss, optimizer, schedule, batch_size, options, **parts)
+        execution = Execution(model, preprocess, loss, batch_size, options, frozen)
+        return TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
 
     def _resolve_step_options(self, batch_size: int, num_images: int) -> StepOptions:
         """Choose the options of the step on rank 0, for training on `num_images` images, and log the reasons."""
@@ -233,7 +235,7 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         world = self.world
-        batch_size = world.broadcast_object(lambda: step.microbatch_size) * world.size
+        batch_size = world.broadcast_object(lambda: step.execution.microbatch_size) * world.size
         sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
@@ -271,14 +273,14 @@ class Trainer:
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split_name
-        result.trainer = asdict(step.options)
-        result.compile_s = step.compile_s or None
+        result.trainer = asdict(step.execution.options)
+        result.compile_s = step.execution.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
             "skipped": dataset.skipped,
             "sha256": world.broadcast_object(lambda: dataset.sha256),
-            "undivided_sha256": dataset.undivided_sha256,
+            "division": dataset.division,
         }
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
@@ -287,16 +289,9 @@ class Trainer:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_recorder(
-        self,
-        dataset: Dataset,
-        sampler: EpochSampler,
-        step: TrainStep,
-        checkpoints: CheckpointManager,
-        open_loggers: ExitStack,
-    ) -> RunRecorder:
+    def open_recorder(self, sampler: EpochSampler, manager: CheckpointManager, open_loggers: ExitStack) -> RunRecorder:
         """Remove records newer than the checkpoint, and open the loggers; `open_loggers` closes them."""
-        config, folder, result, world = self.config, self.folder, self.result, self.world
+        folder, result, world = self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
         loggers = []
         if world.is_main:
@@ -308,18 +303,8 @@ class Trainer:
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-        return RunRecorder(
-            config=config,
-            result=result,
-            world=world,
-            monitor=self.monitor,
-            checkpoints=checkpoints,
-            loggers=loggers,
-            draw_images=images,
-            device=self.device,
-            classes=dataset.train.classes,
-        )
+        draw_images = partial(draw_epoch_images, manager.dataset, sampler, manager.step.preprocess)
+        return RunRecorder(self.config, result, world, self.monitor, manager, loggers, draw_images)
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

@@ -24,7 +24,7 @@ def mix(name: str, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -
     return Preprocess(augment=augment, classes=classes, mean=[0] * 3, std=[1] * 3).mix_batch(images, labels, keys)
 
 
-def test_mixup_is_that_of_torchvision() -> None:
+def test_mixup_matches_torchvision() -> None:
     """Images differ by at most 1e-6 if the weight is the one that was drawn for each image."""
     source, partners = images(NUMBER), images(NUMBER, seed=1)
     mixed, weights = built("mixup")(source, partners, keys(NUMBER))
@@ -34,11 +34,11 @@ def test_mixup_is_that_of_torchvision() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_cutmix_is_that_of_torchvision() -> None:
+def test_cutmix_matches_torchvision() -> None:
     """Pixels are equal. The weight is the area of the image that is left."""
     source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))
-    larger, is_larger = cutmix.weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
+    larger, is_larger = cutmix.draw_weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
     areas = larger.where(is_larger, 1 - larger)
     rows, columns = random_bits(keys(NUMBER), 2) % 12, random_bits(keys(NUMBER), 3) % 17
     for row in range(NUMBER):
@@ -58,13 +58,14 @@ def test_cutmix_is_that_of_torchvision() -> None:
 @pytest.mark.parametrize(
     ("alpha", "distribution"),
     [
-        (0.5, lambda x: 2 / math.pi * x.sqrt().asin()),  # the arcsine law
+        (0.5, lambda x: 2 / math.pi * x.sqrt().asin()),
         (1.0, lambda x: x),
         (2.0, lambda x: 3 * x**2 - 2 * x**3),
     ],
+    ids=["arcsine law", "uniform", "parabolic"],
 )
 def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> None:
-    weights = built("mixup", alpha=alpha).weights(keys(20_000), 1).double()
+    weights = built("mixup", alpha=alpha).draw_weights(keys(20_000), 1).double()
     assert weights.min() >= 0.5
     assert weights.max() <= 1
     # The distribution function of a random number, applied to that number, is uniform. 1.95 / sqrt(n) is p < 0.001.
@@ -100,7 +101,7 @@ def test_partners_depend_on_the_images_of_the_batch_and_not_on_their_order() -> 
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
-def test_class_probabilities_are_what_is_in_an_image(name: str) -> None:
+def test_class_probabilities_match_the_areas_in_an_image(name: str) -> None:
     """Each image has a single value, so a mixed image shows the pair and the weight."""
     source = (torch.arange(NUMBER) / NUMBER).view(-1, 1, 1, 1).expand(NUMBER, 3, 32, 32)
     mixed, targets = mix(name, source, torch.arange(NUMBER), keys(NUMBER), NUMBER)

@@ -65,7 +65,7 @@ def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int
     ("size", "antialias", "to_bytes"),
     [(None, True, False), *((size, False, to_bytes) for size in (None, 8, 40) for to_bytes in (False, True))],
 )
-def test_crops_are_those_of_torchvision(size: int | None, antialias: bool, to_bytes: bool) -> None:
+def test_crops_match_torchvision(size: int | None, antialias: bool, to_bytes: bool) -> None:
     """Floats differ by at most 1e-5, and bytes are equal. Antialiasing would change nothing in crops of that size."""
     source, tolerance = (images().mul(255).to(torch.uint8), 0) if to_bytes else (images(), 1e-5)
     crop = operation("random_resized_crop", size and (size, size))
@@ -90,7 +90,7 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
     assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
 
 
-def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
+def test_boxes_have_the_configured_areas_and_shapes_and_lie_anywhere() -> None:
     boxes = draw_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
     heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
     areas, ratios = heights * widths / 60_000, widths / heights
@@ -108,7 +108,7 @@ def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
 
 
 @pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
-def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
+def test_affine_images_match_torchvision(alone: str | None) -> None:
     """Pixels differ by at most 1e-4, for each parameter alone and for all together."""
     bounds = {"degrees": 30.0, "pixels": 4.0, "scale": 0.3, "shear_degrees": 20.0}
     bounds = {name: bound * (alone in (None, name)) for name, bound in bounds.items()}
@@ -131,7 +131,7 @@ def test_affine_images_are_those_of_torchvision(alone: str | None) -> None:
         ("grayscale", partial(TF.rgb_to_grayscale, num_output_channels=3)),
     ],
 )
-def test_flips_and_grey_images_are_those_of_torchvision_and_as_frequent_as_p(name: str, theirs: Callable) -> None:
+def test_flips_and_grey_images_match_torchvision_with_frequency_p(name: str, theirs: Callable) -> None:
     source = images(2000)
     found = operation(name, p=0.3)(source, keys(2000))
     is_changed = (found != source).flatten(1).any(dim=1)
@@ -140,7 +140,7 @@ def test_flips_and_grey_images_are_those_of_torchvision_and_as_frequent_as_p(nam
 
 
 @pytest.mark.parametrize("kernel_size", [3, 9])
-def test_blurred_images_are_those_of_torchvision(kernel_size: int) -> None:
+def test_blurred_images_match_torchvision(kernel_size: int) -> None:
     found = operation("blur", kernel_size=kernel_size, sigma=[0.3, 3])(images(50), keys(50))
     sigmas = random_uniform(keys(50), 0, 0.3, 3).tolist()
     for image, sigma, ours in zip(images(50), sigmas, found, strict=True):
@@ -174,7 +174,7 @@ AT_STRENGTH = {
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", ["trivial", *NAMES[1:]])
-def test_operations_with_a_strength_are_those_of_torchvision(name: str, channels: int) -> None:
+def test_operations_with_a_strength_match_torchvision(name: str, channels: int) -> None:
     """Pixels of 8 bits differ by at most 1e-5, also in a grey image and one of a single value."""
     source = images(channels=channels).mul(255).round().div(255)
     source[0], source[1] = 0.2, source[1, :1]
@@ -197,14 +197,14 @@ def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS.names() if not isinstance(built(name), Mixing)])
-def test_an_image_is_changed_alike_in_any_batch(name: str) -> None:
+def test_an_image_changes_in_the_same_way_in_any_batch(name: str) -> None:
     """The images are so small that they are not processed one by one."""
     source = images(40)
     expected = torch.cat([operation(name)(source[row : row + 1], keys(40)[row : row + 1]) for row in range(40)])
     assert torch.equal(operation(name)(source, keys(40)), expected)
 
 
-def test_erased_boxes_are_those_of_torchvision() -> None:
+def test_erased_boxes_match_torchvision() -> None:
     found = operation("random_erasing", p=0.4)(images(), keys())
     boxes = draw_boxes(keys(), (0.02, 0.33), (1 / 3.3, 1 / 0.3), 12, 17)
     is_erased = random_uniform(keys(), NUMBERS_PER_BOX) < 0.4
@@ -219,7 +219,7 @@ STRENGTHS = [{"brightness": 0.8}, {"contrast": 0.8}, {"saturation": 0.8}, dict.f
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("strengths", STRENGTHS)
-def test_colours_are_those_of_torchvision_in_the_order_documented(strengths: dict[str, float], channels: int) -> None:
+def test_colours_match_torchvision_in_the_documented_order(strengths: dict[str, float], channels: int) -> None:
     """Pixels differ by at most 1e-5 after one change, and by 1e-4 after all."""
     source = images(channels=channels)
     found = operation("color_jitter", **{**JITTER, **strengths})(source, keys())
@@ -281,7 +281,7 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
 
 
-def test_random_numbers_are_those_of_splitmix64() -> None:
+def test_random_numbers_match_splitmix64() -> None:
     """These are the first outputs for seed 1234567, as published with the reference implementation."""
     states = [(1234567 + 0x9E3779B97F4A7C15 * step) % 2**64 for step in (1, 2, 3)]
     found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))

@@ -16,7 +16,7 @@ from vitmnist.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("statistics", ["mnist", "random"])
-def test_every_byte_becomes_what_torchvision_makes_of_it(tiny: Dataset, statistics: str) -> None:
+def test_every_byte_is_normalised_as_in_torchvision(tiny: Dataset, statistics: str) -> None:
     mean, std = ((0.1307,), (0.3081,)) if statistics == "mnist" else compute_statistics(tiny.train.images)
     values = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
     split = replace(tiny.train, mean=mean, std=std)
@@ -36,7 +36,7 @@ def test_float_images_pass_and_bytes_are_not_written_to(tiny: Dataset) -> None:
     assert torch._dynamo.explain(preprocess)(images).graph_break_count == 0
 
 
-def test_images_stay_on_their_device_and_are_float32_whatever_the_defaults_are() -> None:
+def test_images_stay_on_their_device_and_become_float32_with_any_default_dtype() -> None:
     """Images of this size are normalised in threads, into memory that is allocated before."""
     preprocess, images = Preprocess(mean=0.5, std=0.5), torch.zeros(2, 1, 256, 256, dtype=torch.uint8)
     with torch.device("meta"):  # as torch.set_default_device("cuda")
@@ -75,12 +75,13 @@ def test_statistics_are_the_same_from_a_split_a_pair_and_by_name(tiny: Dataset) 
         (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\]; .*images.permute\(0, 3, 1, 2\) puts"),
         (
             lambda images: images.flatten(1),
-            r"must be \[B, 1, H, W\], because mean and std are of 1 channel\(s\), found \[23, 784\]",
+            r"must be \[B, 1, H, W\], because mean and std have 1 channel\(s\), found \[23, 784\]",
         ),
-        (lambda images: images.expand(-1, 3, -1, -1), r"of 1 channel\(s\), found \[23, 3, 28, 28\]"),
+        (lambda images: images.expand(-1, 3, -1, -1), r"have 1 channel\(s\), found \[23, 3, 28, 28\]"),
     ],
+    ids=["no channels", "channels last", "flattened", "too many channels"],
 )
-def test_images_that_the_statistics_cannot_be_right_for_are_refused(
+def test_images_that_do_not_fit_the_statistics_are_refused(
     tiny: Dataset, change: Callable[[torch.Tensor], torch.Tensor], message: str
 ) -> None:
     images = change(tiny.train.images)
@@ -101,7 +102,7 @@ def test_images_that_the_statistics_cannot_be_right_for_are_refused(
         {"mean": float("nan"), "std": 1},
     ],
 )
-def test_statistics_that_are_none_are_refused(arguments: dict) -> None:
+def test_impossible_statistics_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match="mean"):
         Preprocess(**arguments)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import InUseError, folder_lock, is_in_use
+from vitmnist.runtime.run_folder import InUseError, is_in_use, lock_folder
 
 
 def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
@@ -26,9 +26,9 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
     def seen() -> str:
         return subprocess.check_output([sys.executable, "-c", look], text=True, cwd=tmp_path)
 
-    with folder_lock(tmp_path):
+    with lock_folder(tmp_path):
         assert not is_in_use(tmp_path)
-        with pytest.raises(InUseError, match="in use by this process"), folder_lock(tmp_path):
+        with pytest.raises(InUseError, match="in use by this process"), lock_folder(tmp_path):
             pass
         for _ in range(2):
             assert seen() == "True\n"
@@ -58,7 +58,7 @@ def test_an_active_run_is_left_alone(
 
 
 def test_a_job_whose_folder_is_in_use_is_left_unfinished(quick: list[str], start: Start, tmp_path: Path) -> None:
-    with folder_lock(tmp_path / "swept" / "0"):
+    with lock_folder(tmp_path / "swept" / "0"):
         numbered = ["hydra.sweep.dir=swept", "hydra.sweep.subdir=${hydra.job.num}"]
         code, output = start(*quick, "-m", "seed=1,2", *numbered).ended()
     assert code == ExitCode.UNFINISHED

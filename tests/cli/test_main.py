@@ -16,7 +16,7 @@ from vitmnist.config import CONF
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import folder_lock
+from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.setup import check_config
 
@@ -56,7 +56,7 @@ MISTAKES = {  # found when the values are composed and checked
     "~model": "Interpolation key 'model' not found",
     "batch_size=many": "batch_size=many: must be int",
     "model.patch_size=four": "model.patch_size=four: must be int",
-    "data.loader=ram": "data.loader=ram: this is a config group; type data/loader=NAME",
+    "data.loader=ram": "data.loader=ram: this is a config group; set data/loader=NAME",
     "batch_size=${nope}": r"batch_size: Interpolation key 'nope' not found",
     "optimizer.lr=inf": "optimizer.lr=inf: must be finite",
     "trainer.micro_batch=1.5": "trainer.micro_batch=1.5: must be int | auto | null",
@@ -72,7 +72,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",
-    "epochs=1,2": "epochs=1,2: is a sweep; type -m to run it, or brackets around the values of a list; in Python",
+    "epochs=1,2": "epochs=1,2: is a sweep; add -m to run it, or brackets around the values of a list; in Python",
     "data/loader@data.loader.base=disk": "Could not override 'data/loader@data.loader.base'. Did you mean",
     "batch_size=24 data.drop_last=true": "batch_size=24 exceeds the 23 images",
     "data.root=/nowhere logger=[tensorboard,{name:wandb,team:us}]": "logger.1.team: there is no such key",  # at once
@@ -93,12 +93,12 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
     # Sweeps.
-    "repeats=3": "repeats=3: repeats the jobs of a sweep; type -m as well",
+    "repeats=3": "repeats=3: repeats the jobs of a sweep; add -m",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
     "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
     # Searches.
     "hparams_search=accuracy repeats=2": "repeats: is for sweeps over listed values, not for a search",
-    f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; type KEY=interval(LOW,HIGH) or",
+    f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; set KEY=interval(LOW,HIGH) or",
     f"{SEARCH} optimizer.lr=interval(2,1)": "optimizer.lr=interval(2,1): cannot be searched: ",
     f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
     f"{SEARCH} {LR} monitor=speed": "monitor=speed: not a metric of an epoch; ",
@@ -169,7 +169,7 @@ def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
 ) -> None:
     assert refuse(*quick, "+model.xyz=3") == "error: model.xyz: there is no such key; allowed: width\n"
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with folder_lock(tmp_path / "here"):
+    with lock_folder(tmp_path / "here"):
         for arguments in (["hydra.run.dir=here"], ["-m", "hydra.sweep.dir=here"]):
             ended = train_here(*quick, *arguments)
             assert ended.returncode == ExitCode.UNFINISHED

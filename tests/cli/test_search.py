@@ -93,12 +93,12 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
 
 
 def test_an_interrupted_search_is_resumed(succeed: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
-    search = [*TYPED, *quick, "epochs=20", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
+    search = [*TYPED, *quick, "epochs=12", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
     succeed(*search, "hydra.sweep.dir=whole")
     for signum in (signal.SIGTERM, SIGKILL):
         sweep = tmp_path / f"signal-{signum}"
         typed = [*search, f"hydra.sweep.dir={sweep.name}"]
-        code, printed = start(*typed).until(r"#1 : [\s\S]*epoch 5/20").ended(signum)
+        code, printed = start(*typed).until(r"#1 : [\s\S]*epoch 2/12").ended(signum)
         command = [*typed, "resume=auto"]
         if signum == signal.SIGTERM:
             assert code == ExitCode.UNFINISHED
@@ -106,7 +106,7 @@ def test_an_interrupted_search_is_resumed(succeed: Printed, start: Start, quick:
             command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))
         printed = succeed(*command)
         assert "resumed after" in printed
-        assert printed.count(": completed, epoch 20/20") == 1
+        assert printed.count(": completed, epoch 12/12") == 1
         assert trials_of(tmp_path / "whole") == trials_of(sweep), "a trial keeps its values"
         assert best_of(tmp_path / "whole") == best_of(sweep)
         for resumed, whole in zip(jobs(sweep), jobs(tmp_path / "whole"), strict=True):
@@ -135,6 +135,6 @@ def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp
     search = ["-m", *quick, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
     assert start(*search, before=hide_optuna).ended() == (
         1,
-        "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
+        "error: hydra/sweeper=optuna is not installed; run pip install 'vitmnist[search]'\n",
     )
     assert not jobs(tmp_path / "other")

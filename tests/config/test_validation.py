@@ -12,8 +12,8 @@ import yaml
 
 from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.config.compose import compose, job_name, run_label
-from vitmnist.config.schema import Config, registries, to_json_values
+from vitmnist.config.compose import compose, make_job_name, make_run_label
+from vitmnist.config.schema import Config, iterate_registries, to_json_values
 from vitmnist.config.validation import config_field, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -22,7 +22,7 @@ from vitmnist.models import MODELS
 from vitmnist.registry import import_members
 
 CONF = REPOSITORY / "conf"
-REGISTRIES = tuple(registry for _, registry in registries())
+REGISTRIES = tuple(registry for _, registry in iterate_registries())
 FILES = sorted(CONF.rglob("*.yaml"))
 
 
@@ -96,15 +96,15 @@ def test_every_experiment_takes_every_model(experiment: str, model: str) -> None
         (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr_0"),
     ],
 )
-def test_folders_are_named_after_what_was_typed(overrides: list[str], label: str) -> None:
-    assert run_label(overrides) == label
+def test_folders_are_named_after_the_overrides(overrides: list[str], label: str) -> None:
+    assert make_run_label(overrides) == label
 
 
-def test_a_job_is_named_after_what_differs_and_needs_no_quotes() -> None:
+def test_a_job_is_named_after_its_own_overrides_and_needs_no_quotes() -> None:
     typed = ["data.dataset.path=/ä/modern & old/{}", "optimizer.lr=1e+3", "model=cnn", "epochs=1"]
-    assert job_name(7, typed, ["model", "epochs"]) == "7-path_modern_old_-lr_1e_3"
-    assert job_name(7, typed[2:], ["model", "epochs"]) == "7"
-    assert len(job_name(1000, 20 * typed, [])) <= 45
+    assert make_job_name(7, typed, ["model", "epochs"]) == "7-path_modern_old_-lr_1e_3"
+    assert make_job_name(7, typed[2:], ["model", "epochs"]) == "7"
+    assert len(make_job_name(1000, 20 * typed, [])) <= 45
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ class Steps:
     factors: list[float] = config_field(at_least=0)
 
 
-def test_numbers_are_finite_and_those_of_a_list_within_its_bounds() -> None:
+def test_numbers_are_finite_and_elements_of_a_list_within_its_bounds() -> None:
     assert validate(Steps, {"cap": -1, "factors": [3, 1, 2]}).factors == [3, 1, 2]
     for cap, factor, message in ((0, -1, "factors=-1.0: must be at least 0"), (math.nan, 1, "cap=nan: must be finite")):
         with pytest.raises(ConfigError, match=f"^loss.{message}"):

@@ -40,7 +40,7 @@ def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(tin
             assert label_of.pop(image.numpy().tobytes()) == label
     assert not label_of
     assert len({*apart.sha256.values(), *tiny.sha256.values()}) == 4 + 4
-    assert apart.undivided_sha256 == {"holdout": 5, **tiny.sha256}
+    assert apart.division == {"holdout": 5, **tiny.sha256}
 
 
 def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
@@ -85,7 +85,7 @@ def test_each_image_is_in_one_fold_and_each_class_in_all(tiny: Dataset) -> None:
     for part in parts:
         assert as_set(part.train.images) | as_set(part.validation.images) == as_set(tiny.train.images)
         assert part.train.mean == part.validation.mean != tiny.train.mean
-        assert part.undivided_sha256 == {"folds": 4, **tiny.sha256}
+        assert part.division == {"folds": 4, **tiny.sha256}
     assert set.union(*(as_set(part.validation.images) for part in parts)) == as_set(tiny.train.images)
     assert sorted(len(part.validation) for part in parts) == [5, 6, 6, 6]
     counts = torch.stack([part.validation.labels.bincount(minlength=3) for part in parts])

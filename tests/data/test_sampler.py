@@ -70,7 +70,7 @@ def test_shuffling_batches_moves_blocks_and_keeps_the_short_one_last() -> None:
     assert batches[:-1] != sorted(batches[:-1], key=lambda batch: batch.start)
 
 
-def test_the_order_of_a_published_seed_stays_what_it_was() -> None:
+def test_the_order_of_a_published_seed_never_changes() -> None:
     """Published results can only be repeated with the same order."""
     assert epoch(EpochSampler(8, 3, seed=42), 0) == [[0, 3, 1], [2, 4, 5], [6, 7]]
 

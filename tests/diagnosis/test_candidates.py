@@ -14,7 +14,7 @@ from tests.support.processes import start_method
 from tests.support.samples import Made
 from vitmnist import from_dataloader
 from vitmnist.diagnosis import candidates
-from vitmnist.diagnosis.candidates import ImitatedStep, build_replacement_candidate, find_best_change, try_loaders
+from vitmnist.diagnosis.candidates import ImitatedStep, build_replacement_candidate, find_best_change, time_alternatives
 from vitmnist.diagnosis.observed_loader import DataPass, LoaderInfo, ObservedLoader
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.timing.table import LoaderTiming, Spread
@@ -68,7 +68,7 @@ def test_workers_that_the_script_does_not_have_are_forked_or_not_tried(
     """Other workers would import the script again, and could not get samples from a closure."""
     monkeypatch.setattr(candidates, "available_cores", lambda: 2)
     with start_method(method):
-        timings, _ = try_loaders(loop_over(Made(lambda index: slow(ones(index)))))
+        timings, _ = time_alternatives(loop_over(Made(lambda index: slow(ones(index)))))
     (timing,) = [timing for timing in timings if timing.name == "num_workers=2"]
     assert (timing.change, timing.error) == (change, error)
 
@@ -80,7 +80,7 @@ def test_an_epoch_without_a_length_is_as_long_as_a_pass_that_has_reached_its_end
     loop = loop_over(Stream())
     loop.passes[0].is_exhausted = is_exhausted
     assert loop.epoch_length == epoch_length
-    (timing, *_) = try_loaders(loop)[0]
+    (timing, *_) = time_alternatives(loop)[0]
     assert timing.error == (None if is_exhausted else "the length of an epoch is unknown")
 
 
@@ -88,7 +88,7 @@ def test_samples_that_fail_after_the_script_leave_rows_that_say_so() -> None:
     def closed(index: int) -> Tensor:
         raise RuntimeError("the pool is closed")
 
-    timings, seconds_by_stage = try_loaders(loop_over(Made(closed)))
+    timings, seconds_by_stage = time_alternatives(loop_over(Made(closed)))
     assert seconds_by_stage == {}
     assert all("the pool is closed" in str(timing.error) for timing in timings)
 
@@ -107,16 +107,16 @@ def test_an_imitated_step_takes_the_time_and_the_cores_of_the_scripts(cores: flo
 
 def test_random_transforms_are_timed_one_by_one_and_tried_on_tensors_too() -> None:
     dataset = Transformed(slow, add_noise)
-    timings, seconds_by_stage = try_loaders(loop_over(torch.utils.data.Subset(dataset, range(8))))
+    timings, seconds_by_stage = time_alternatives(loop_over(torch.utils.data.Subset(dataset, range(8))))
     assert timings[-1].name == 'from_dataloader, transforms="tensor"'
     assert [*seconds_by_stage] == ["decoding and reading", "slow", "add_noise", "collating"]
     assert seconds_by_stage["slow"] == max(seconds_by_stage.values())
     assert dataset.transform.transforms == [slow, add_noise]
 
 
-def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_set_up_time_is_estimated_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a part of the samples is decoded, and most of the time is spent reading them."""
-    monkeypatch.setattr("vitmnist.diagnosis.candidates.DECODING_S", 0.1)
+    monkeypatch.setattr("vitmnist.diagnosis.candidates.MAX_DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)
     candidate = build_replacement_candidate(DataLoader(samples, 4), LoaderCandidate(), 0.002, "exact")
     assert candidate.length < 800 / 4

@@ -122,14 +122,14 @@ def test_model_optimizer_and_random_generators_are_restored(capsys: pytest.Captu
     assert note in capsys.readouterr().out
 
 
-def test_what_is_no_dataloader_is_measured_without_alternatives() -> None:
+def test_other_iterables_are_measured_without_alternatives() -> None:
     with make_loader("ram", (torch.ones(40, 3), torch.arange(40)), batch_size=4, device="cpu", seed=0) as own_loader:
         for loader in (own_loader, Halved(samples(), 4)):
             assert [timing.name for timing in brief(loader).timings] == ["as it is"]
 
 
 @pytest.mark.parametrize(("loader", "reason"), [([], "has no batches"), (iter([1]), "is an iterator, which cannot")])
-def test_what_has_no_batches_or_a_single_epoch_is_refused(loader: Any, reason: str) -> None:
+def test_loaders_without_batches_and_iterators_are_refused(loader: Any, reason: str) -> None:
     with pytest.raises(DataError, match=f"^the loader {reason}"):
         brief(loader)
 
@@ -181,7 +181,7 @@ class SlowStart:
         yield from range(60)
 
 
-def test_waiting_is_that_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
+def test_waiting_is_measured_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
     diagnosis = brief(SlowStart(), lambda batch: time.sleep(0.02))
     assert diagnosis.waiting_pct.median < 50
     assert diagnosis.timings[0].error == "the length of an epoch is unknown"
@@ -195,5 +195,5 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
 
 def test_the_gpu_of_a_mac_is_refused() -> None:
     model = Mock(parameters=lambda: iter([Mock(device=torch.device("mps"))]))
-    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; type device=cpu$"):
+    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; set device=cpu$"):
         diagnose([torch.zeros(2)], print, model=model)

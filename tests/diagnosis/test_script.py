@@ -83,7 +83,7 @@ finally:
     assert "script: 5 batches after a warm-up of 2 in " in process.stderr
 
 
-def test_an_exception_is_printed_as_without_us_and_what_was_seen_reported(tmp_path: Path) -> None:
+def test_an_exception_is_printed_as_without_vitmnist_and_the_report_follows(tmp_path: Path) -> None:
     """The traceback begins with the script, and has the cause of the exception."""
     script = f"""{SLOW_DATA}
 class Broken(Slow):

@@ -165,7 +165,7 @@ GROUPS = [pytest.param([*LOOPS], id="loops"), pytest.param([*FRAMEWORKS], id="fr
 
 
 @pytest.mark.parametrize("names", GROUPS)
-def test_times_are_those_of_a_stopwatch(tmp_path: Path, names: list[str]) -> None:
+def test_times_match_a_stopwatch(tmp_path: Path, names: list[str]) -> None:
     """All loops run in one process, which imports torch once. Each has its own stopwatch and class of dataset."""
     script = STOPWATCH
     for name in names:

@@ -108,7 +108,7 @@ def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.M
     assert [timing.name for timing in selection.candidates] == ["ram", "own"]
 
 
-def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_dataset_is_read_once_for_all_candidates_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []
     store_all = TensorSet.store_all
@@ -139,7 +139,7 @@ class RunningMean(torch.nn.Module):
         return images - self.mean
 
 
-def test_a_run_with_auto_learns_what_any_run_learns(
+def test_a_run_with_auto_learns_the_same_weights(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
@@ -166,10 +166,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float
         seconds = pace(candidate.loader, len(candidate.windows) + 1 if candidate.warm_up else 0)
         return TimedWindow(seconds, seconds / 2, seconds, seconds / 2)
 
-    monkeypatch.setattr(LoaderCandidate, "_time", timed)
+    monkeypatch.setattr(LoaderCandidate, "_measure", timed)
 
 
-def test_the_median_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_with_the_lowest_median_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two loaders whose windows take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
     windows = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "WorkerLoader": [9] * 6}
     pretend(monkeypatch, lambda loader, number: windows[type(loader).__name__][number])

@@ -1,25 +1,26 @@
-"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`."""
+"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`. Options have a base class."""
 
 import pytest
 import torch
 
 from tests.training.test_step import OPTIMIZERS_UNDER_TEST, make_vit
+from vitmnist.errors import ConfigError
 from vitmnist.optim.optimizers import OPTIMIZERS
-
-SGD = {"lr": 0.5, "weight_decay": 0.1, "momentum": 0.9, "nesterov": False}
+from vitmnist.optim.schedules import SCHEDULES, build_schedule
+from vitmnist.registry import NoOptions
 
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("adamw", OPTIMIZERS_UNDER_TEST["adamw"]), ("sgd", {**SGD, "decay_norms": False, "layer_decay": None})],
+    [("adamw", OPTIMIZERS_UNDER_TEST["adamw"]), ("sgd", {"lr": 0.5, "weight_decay": 0.1, "decay_norms": False})],
 )
 def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused: bool) -> None:
     model = make_vit()
     with torch.no_grad():
         torch._foreach_add_(list(model.parameters()), 1.0)  # Weight decay would not change zeros.
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = OPTIMIZERS.build({"name": name, **options}, model, fused)
+    optimizer = OPTIMIZERS.build(OPTIMIZERS.with_defaults({"name": name, **options}), model, fused)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -29,3 +30,11 @@ def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused
     kept = 1 - options["lr"] * options["weight_decay"]
     for weight in decayed:
         torch.testing.assert_close(model.state_dict()[weight], kept * before[weight])
+
+
+def test_options_must_derive_from_the_base_class_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It declares what they may define, such as `follows_monitor`."""
+    monkeypatch.setitem(SCHEDULES.import_package(), "flat", (NoOptions, lambda *arguments: 1.0))
+    message = r"schedule=flat: its options, NoOptions, must derive from vitmnist\.optim\.schedules\.ScheduleOptions"
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        build_schedule({"name": "flat"}, 1, 1)

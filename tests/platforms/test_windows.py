@@ -50,22 +50,22 @@ LOCKED = """
 from pathlib import Path
 from threading import Thread
 from vitmnist.runtime.file_lock import wait_for_lock
-from vitmnist.runtime.run_folder import InUseError, folder_lock, is_in_use
+from vitmnist.runtime.run_folder import InUseError, lock_folder, is_in_use
 
 def write(text):
     with wait_for_lock(Path("shared")):
         for _ in range(10):
             print(text, end="", flush=True)
 
-with folder_lock(Path("run")):
+with lock_folder(Path("run")):
     print(is_in_use(Path("run")))
     try:
-        folder_lock(Path("run")).__enter__()
+        lock_folder(Path("run")).__enter__()
     except InUseError as error:
         print(error)
     print("locked", flush=True)
     input()
-with folder_lock(Path("run")):
+with lock_folder(Path("run")):
     pass
 threads = [Thread(target=write, args=letter) for letter in "ab"]
 for thread in threads:
@@ -126,9 +126,9 @@ class Pictures(Dataset):
         return torch.full((3, 4, 4), index), index
 
 if __name__ == "__main__":
-    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2)
     torch.manual_seed(0)
-    expected = list(original)
+    expected = list(DataLoader(Pictures(), batch_size=8, shuffle=True))
+    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=2)
     replacement = from_dataloader(original, "cache", folder="decoded", fingerprint="pictures")
     torch.manual_seed(0)
     print(find_difference(list(replacement), expected))

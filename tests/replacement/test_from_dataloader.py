@@ -92,7 +92,7 @@ DATASETS: dict[str, Dataset[Any]] = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
 @pytest.mark.parametrize("dataset", DATASETS.values(), ids=DATASETS.keys())
-def test_batches_and_order_are_those_of_the_dataloader(
+def test_batches_and_order_match_the_dataloader(
     dataset: Dataset[Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
     dataloader, generator = DataLoader(dataset, **settings), settings.get("generator")
@@ -153,7 +153,7 @@ def test_the_order_is_drawn_when_the_original_draws_it_with_any_workers(settings
     compare(build, lambda loader: [begin_and_draw(loader, end) for end in (2, None, None)])
 
 
-def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
+def test_a_replacement_has_workers_only_if_the_order_depends_on_them() -> None:
     for settings, kept in ((WORKERS[1], 0), (WORKERS[2], 2), (WORKERS[3], 2)):
         dataloader = DataLoader(Pairs(), 7, shuffle=True, prefetch_factor=3, **settings)
         replaced = from_dataloader(dataloader)
@@ -162,28 +162,30 @@ def test_workers_are_kept_only_where_the_order_depends_on_them() -> None:
 
 def after_an_exception(loader: Any) -> list[list[int]]:
     with pytest.raises(ZeroDivisionError):
-        [1 / (3 - number) for number, _ in enumerate(loader)]
+        [1 / (3 - batch_index) for batch_index, _ in enumerate(loader)]
     return labels_of(loader)
 
 
-USES: list[Callable[[Any], Any]] = [
-    lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
-    lambda loader: [(first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)],
-    lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],  # As dropout does
-    after_an_exception,
-    lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
-    lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
-    lambda loader: (len(loader.dataset), loader.dataset.classes, loader.dataset.size, loader.dataset[4][1]),
-    lambda loader: [
+USES: dict[str, Callable[[Any], Any]] = {
+    "two iterators": lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
+    "zip": lambda loader: [
+        (first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)
+    ],
+    "draws as of dropout": lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],
+    "a new epoch after an exception": after_an_exception,
+    "copies": lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
+    "pickle": lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
+    "attributes of the dataset": lambda loader: (len(data := loader.dataset), data.classes, data.size, data[4][1]),
+    "its dataset split and concatenated": lambda loader: [
         labels_of(DataLoader(part, 5, shuffle=True, collate_fn=loader.collate_fn))
         for part in (*random_split(loader.dataset, [20, SIZE - 20]), ConcatDataset([loader.dataset, Pairs()]))
     ],
-]
+}
 
 
-def test_whatever_is_done_with_the_loader_gives_what_the_original_gives() -> None:
-    for use in USES:
-        compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_a_replacement_can_be_used_like_the_original(use: Callable[[Any], Any]) -> None:
+    compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
 
 
 NOISE = np.random.default_rng(1)
@@ -213,14 +215,14 @@ def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
 
 
 @pytest.mark.parametrize("is_random", [False, True])
-def test_a_set_larger_than_memory_is_kept_in_a_file(
+def test_a_dataset_larger_than_memory_is_stored_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk is too small too, it is refused before anything is decoded."""
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: SIZE)
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
-    with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*set takes {size} .*, where {size} are free"):
+    with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*dataset takes {size} .*, where {size} are free"):
         from_dataloader(dataloader, "ram")
     written, write = [], cache_file._write
     monkeypatch.setattr(cache_file, "_write", lambda *parts: written.append(1) or write(*parts))
@@ -231,7 +233,7 @@ def test_a_set_larger_than_memory_is_kept_in_a_file(
     monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
     with pytest.raises(OutOfSpaceError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
-    with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded set takes"):
+    with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded dataset takes"):
         assert from_dataloader(dataloader, folder=str(tmp_path)) is dataloader
 
 
@@ -258,7 +260,7 @@ class Unsized(Sampler[int]):
         return iter(torch.randperm(SIZE).tolist())
 
 
-def test_a_sampler_without_a_length_and_one_without_a_batch_are_no_reason_to_refuse() -> None:
+def test_samplers_without_a_length_or_a_batch_are_accepted() -> None:
     original = DataLoader(Pairs(), 4, sampler=Unsized())
     replaced = from_dataloader(original, "ram")
     assert_same(run(replaced), run(original))

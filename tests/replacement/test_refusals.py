@@ -45,7 +45,7 @@ def add_noise_seldom(image: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
+def test_a_single_random_sample_is_never_stored(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^ram: sample 38 is random \(it draws from Python\) apart from the transf"):
         from_dataloader(DataLoader(SeldomRandom(), 7, num_workers=workers), "ram")
     check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
@@ -87,7 +87,7 @@ class WithEpochs(Pairs):
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_replaced_is_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
+def test_loaders_that_cannot_be_replaced_are_refused(dataloader: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         from_dataloader(dataloader, **{"loader": "ram", **options})
 
@@ -132,7 +132,7 @@ class Transformed(Pairs):
 
 
 @pytest.mark.parametrize("parts", [[False], [True], [False, True]], ids=["deterministic", "random", "both"])
-def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool]) -> None:
+def test_internal_state_of_transforms_may_change(parts: list[bool]) -> None:
     """The state is a counter, a lazily filled cache, and a generator."""
 
     def build() -> DataLoader[Any]:
@@ -150,9 +150,9 @@ def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool
     [
         (lambda dataset: setattr(dataset, "transform", str), "str"),
         (lambda dataset: dataset.transform.transforms.append(len), "len"),
-        # Some loops train on larger images from epoch to epoch.
         (lambda dataset: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
     ],
+    ids=["replaced", "appended", "resized for larger images in later epochs"],
 )
 def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any], None], named: str) -> None:
     for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):

@@ -123,14 +123,14 @@ TRANSFORMS: dict[str, tuple[Callable[[], list[Any]], list[str]]] = {
 
 
 @pytest.mark.parametrize(("transforms", "once"), TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_transforms_are_split_at_the_first_random_one(
+def test_transforms_are_split_at_the_first_random_transform(
     transforms: Callable[[], list[Any]], once: list[str], folder: Path
 ) -> None:
     replaced = check_same(lambda: DataLoader(Pictures(folder, v1.Compose(transforms())), 4, True, collate_fn=list))
     assert names_of_splits(replaced)[0][0] == once
 
 
-def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
+def test_a_transform_that_is_rarely_random_runs_in_every_epoch(folder: Path) -> None:
     for rare in (v1.RandomGrayscale(1e-9), v2.RandomGrayscale(1e-9), Rarely(), v1.RandomApply([Grey()], 1e-9)):
         transform = v1.Compose([v1.Resize((8, 8)), rare, v1.ToTensor()])
         replaced = from_dataloader(DataLoader(Pictures(folder, transform), 4), "ram")
@@ -152,7 +152,7 @@ class InMemory(Dataset[Any]):
 
 @pytest.mark.parametrize("name", ["ram", "cache"])
 @pytest.mark.parametrize("module", [v1, v2])
-def test_transforms_in_place_do_not_change_kept_samples(module: Any, name: str, folder: Path, tmp_path: Path) -> None:
+def test_transforms_in_place_do_not_change_stored_samples(module: Any, name: str, folder: Path, tmp_path: Path) -> None:
     transform = v1.Compose([SMALL, v1.ToTensor(), module.RandomErasing(0.9, inplace=True)])
     replaced = check_same(lambda: DataLoader(Pictures(folder, transform), 4), loader=name, folder=str(tmp_path))
     assert names_of_splits(replaced)[0][0] == ["Resize", "ToTensor"]
@@ -168,7 +168,7 @@ def test_random_transforms_of_timm(folder: Path) -> None:
 
 
 class Cifar(datasets.VisionDataset):
-    """Pictures in memory, as torchvision's CIFAR keeps them."""
+    """Pictures in memory, as in torchvision's CIFAR."""
 
     def __init__(self, **transforms: Any) -> None:
         super().__init__("nowhere", **transforms)

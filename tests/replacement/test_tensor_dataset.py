@@ -114,7 +114,7 @@ OTHERS: dict[str, list[Any]] = {
     "padded by reflection": [v1.RandomCrop(145, (3, 5), padding_mode="reflect"), *CLOSE],
     "RandomCrop of the whole width": [v1.RandomCrop((130, 150)), v1.RandomHorizontalFlip(), *CLOSE],
     "between": [v1.RandomCrop(140), v1.Resize(135), v1.CenterCrop(134), v1.Grayscale(3), v1.RandomCrop(130), *CLOSE],
-    "kept as images": [v2.ToImage(), v2.RandomResizedCrop(130), *CLOSE_V2[1:]],
+    "stored as tv_tensors": [v2.ToImage(), v2.RandomResizedCrop(130), *CLOSE_V2[1:]],
 }
 CASES = OTHERS | {
     f"{name}, {version}": transforms
@@ -124,7 +124,7 @@ CASES = OTHERS | {
 
 
 @pytest.mark.parametrize("transforms", CASES.values(), ids=CASES.keys())
-def test_without_workers_batches_and_generators_are_those_of_torchvision(transforms: list[Any]) -> None:
+def test_without_workers_batches_and_generators_match_torchvision(transforms: list[Any]) -> None:
     check_equal(transforms)
 
 
@@ -144,9 +144,7 @@ WORKERS: dict[str, tuple[dict[str, Any], tuple[int | None, ...]]] = {
 
 
 @pytest.mark.parametrize(("options", "ends"), WORKERS.values(), ids=WORKERS.keys())
-def test_batches_and_generators_are_those_of_real_workers(
-    options: dict[str, Any], ends: tuple[int | None, ...]
-) -> None:
+def test_batches_and_generators_match_real_workers(options: dict[str, Any], ends: tuple[int | None, ...]) -> None:
     check_equal(MIXED, 2, ends, **options)
 
 
@@ -166,7 +164,7 @@ def test_an_error_of_a_transform_names_the_sample() -> None:
             list(ours)
 
 
-def test_kept_pictures_stay_as_they_are_and_batches_are_new_and_contiguous() -> None:
+def test_stored_pictures_do_not_change_and_batches_are_new_and_contiguous() -> None:
     ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2))
     before = ours.dataset._samples.blocks[0].clone()  # type: ignore[attr-defined]
     first, *others = ((image := batch[0][0]).is_contiguous() and image.zero_().data_ptr() for batch in list(ours))
@@ -179,7 +177,7 @@ def batch_threads() -> list[Any]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("vitmnist-map")]
 
 
-def test_threads_end_with_the_loop_that_is_left() -> None:
+def test_threads_end_when_a_loop_is_abandoned() -> None:
     ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2))
     for _ in ours:
         assert batch_threads()

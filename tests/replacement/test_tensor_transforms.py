@@ -70,7 +70,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
     (
         [v1.RandomResizedCrop(9, (0.9, 1.0), antialias=False), *CLOSE],
         {},
-        r"sample 0: pixels differ by up to \d+ of 255 .* the 8 of rounding; use",
+        r"sample 0: pixels differ by up to \d+ of 255 .* and rounding by 8 at most; use",
     ),
     (JOINT, {}, r"^transforms='tensor': .* gets more than an image; use transforms='exact'"),
 ]
@@ -78,7 +78,7 @@ REFUSED: list[tuple[list[Any], dict[str, Any], str]] = [
 
 @pytest.mark.filterwarnings("ignore:Anti-alias option is always applied")
 @pytest.mark.parametrize(("transforms", "options", "message"), REFUSED, ids=[message for *_, message in REFUSED])
-def test_what_cannot_be_applied_to_tensors_is_refused(
+def test_transforms_that_do_not_take_tensors_are_refused(
     transforms: list[Any], options: dict[str, Any], message: str, folder: Path
 ) -> None:
     dataset = Joint(folder, v2.Compose(transforms)) if transforms is JOINT else Pictures(folder, v1.Compose(transforms))
@@ -86,7 +86,7 @@ def test_what_cannot_be_applied_to_tensors_is_refused(
         from_dataloader(DataLoader(dataset, 4, **options), "ram", transforms="tensor")
 
 
-def test_datasets_of_one_loader_may_have_other_transforms(folder: Path) -> None:
+def test_datasets_of_a_loader_may_have_different_transforms(folder: Path) -> None:
     few, many = (v1.Compose([*FLIPS, v1.ToTensor(), v1.Normalize(mean, 0.5)]) for mean in (0.4, 0.6))
     original, replaced = replaced_as_well(
         lambda: DataLoader(ConcatDataset([Pictures(folder, few), Pictures(folder, many)]), 8, True),

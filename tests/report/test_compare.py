@@ -219,7 +219,7 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     ):
         checksums = {
             "sha256": {"train_images": str(index) * 64},
-            "undivided_sha256": {"holdout": share, "all": whole * 64},
+            "division": {"holdout": share, "all": whole * 64},
         }
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
         epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]

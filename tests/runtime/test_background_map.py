@@ -75,7 +75,7 @@ def close(results: list[BackgroundMap[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("end", [close, list.clear])
-def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
+def test_threads_end_with_the_map(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
     before = set(threading.enumerate())
     results = [BackgroundMap(abs, count(), threads=2, max_ahead=3)]
     next(results[0])
@@ -88,7 +88,7 @@ def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> No
         gc.enable()
 
 
-def test_one_of_its_threads_may_close_it_as_garbage_collection_does() -> None:
+def test_a_map_can_be_closed_in_one_of_its_threads() -> None:
     results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0, 1], threads=1, max_ahead=1)
     assert list(results) == [None]
 
@@ -113,7 +113,7 @@ def test_a_batch_without_rows_has_no_slices() -> None:
 
 @pytest.mark.skipif(all(pool["prefix"] != "libgomp" for pool in threadpool_info()), reason="torch has no libgomp")
 def test_idle_threads_of_torch_do_not_spin_while_others_work() -> None:
-    """libgomp's spin for some milliseconds after each operation, on a core that a thread may need."""
+    """Threads of libgomp spin for some milliseconds after each operation, on a core that another thread may need."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     ended = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
     assert float(ended.stdout) < 0.002

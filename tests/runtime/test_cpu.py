@@ -18,7 +18,7 @@ from vitmnist.runtime.cpu import has_bf16_units
         ("Features : asimd bf16", True),
     ],
 )
-def test_bf16_is_chosen_where_it_was_faster_or_has_its_own_units(
+def test_bf16_is_chosen_where_it_was_measured_faster_or_has_units(
     information: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(information)

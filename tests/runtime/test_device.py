@@ -76,7 +76,7 @@ def expected(data: TensorSet, loader: Loader, epoch: int) -> list[tuple[Tensor, 
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("shuffle", ["sample", "batch"])
 @pytest.mark.parametrize("label", COMPARED)
-def test_what_the_device_reads_is_the_batch(
+def test_the_device_reads_the_bytes_of_the_batch(
     open_on_fake: Open, data: TensorSet, label: str, shuffle: str, late: bool
 ) -> None:
     loader, device = open_on_fake(label, shuffle=shuffle)
@@ -130,14 +130,14 @@ def test_each_of_the_precautions_is_needed(
 def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(open_on_fake: Open, label: str) -> None:
     loader, device = open_on_fake(label)
     with loader:
-        kept = device.most_blocks  # `gpu_slice` keeps the set.
+        stored = device.most_blocks  # `gpu_slice` stores the dataset.
         epoch_on(device, loader, 0, late=True)
         blocks_per_batch = 2  # Images and labels
-        assert (device.most_blocks - kept) / blocks_per_batch <= loader.options.queue_size + 4 < len(loader)
+        assert (device.most_blocks - stored) / blocks_per_batch <= loader.options.queue_size + 4 < len(loader)
 
 
 def test_a_host_that_runs_ahead_waits_for_its_copies(open_on_fake: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded, "MAX_COPIES", 3)
+    monkeypatch.setattr(decoded, "MAX_PENDING_COPIES", 3)
     loader, device = open_on_fake("ram")
     with loader:
         epoch_on(device, loader, 0, late=True)

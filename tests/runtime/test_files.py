@@ -4,7 +4,6 @@ import io
 import multiprocessing
 from pathlib import Path
 
-import pandas
 import pytest
 
 from vitmnist.runtime.files import UnreadableError, encode_csv, read_json_or_yaml, write_atomic
@@ -17,6 +16,8 @@ def test_yaml_constructs_no_objects(tmp_path: Path) -> None:
 
 
 def test_texts_are_quoted_and_numbers_are_not() -> None:
+    import pandas
+
     rows = [{"class": 'a "cat", 1', "part": 0.25, "is_last": True, "offset": "-0.5"}, {"class": "1"}]
     table = encode_csv(["class", "part", "is_last", "offset"], rows)
     assert table.splitlines() == [

@@ -26,7 +26,7 @@ from vitmnist.data import sources
 from vitmnist.data.sources import DatasetSource
 from vitmnist.errors import DataError
 from vitmnist.runtime.memory import OutOfSpaceError
-from vitmnist.runtime.run_folder import InUseError, folder_lock
+from vitmnist.runtime.run_folder import InUseError, lock_folder
 from vitmnist.store import cache_file
 from vitmnist.store.rows import StoreOptions
 
@@ -113,7 +113,7 @@ def test_tensors_of_any_dtype_are_cached_by_their_content(tmp_path: Path, dtype:
         assert torch.equal(found.to(torch.complex64), pair[0].to(torch.complex64))
 
 
-def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Path) -> None:
+def test_batches_are_read_from_a_mapped_file_that_numpy_reads_too(tmp_path: Path) -> None:
     tensors = DatasetSource(counted()).store_all(StoreOptions(tmp_path, "counted"))
     (path,) = tmp_path.glob("*/images.npy")
     stored = np.load(path, mmap_mode="r+")
@@ -125,7 +125,7 @@ def test_a_batch_is_read_from_the_mapped_file_which_numpy_reads_too(tmp_path: Pa
     assert stored[0, 0, 0] == 99
 
 
-def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_written(
+def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 10 * (3 * 2 + 8) - 1
@@ -228,7 +228,7 @@ def test_where_the_file_system_has_no_locks_caches_and_run_folders_only_warn(
     for _ in range(2):
         assert values(samples, tmp_path / "cache", fingerprint="counted") == EXPECTED
     assert samples.reads == 10
-    with folder_lock(tmp_path / "run"), pytest.raises(InUseError), folder_lock(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"), pytest.raises(InUseError), lock_folder(tmp_path / "run"):
         pass
     warned = [record.args for record in caplog.records if "this file system has no locks" in record.message]
     assert warned == [(tmp_path / "cache",), (tmp_path / "run",)]

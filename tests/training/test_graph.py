@@ -16,7 +16,7 @@ from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_ste
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
-from vitmnist.training.model_and_loss import GraphedModule
+from vitmnist.training.batch import Batch
 
 
 def simulated_graph(
@@ -79,7 +79,7 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
         step.prepare(loader)
-        assert isinstance(step.active_module, GraphedModule) == graph
+        assert (step.execution.compile_s > 0) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
     assert torch.equal(our_rng, their_rng)
@@ -92,12 +92,12 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
 
 
 def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> None:
-    step = make_step(tiny, augment=None, micro_batch=None, graph=True)
+    eager, step = (make_step(tiny, augment=None, micro_batch=None, graph=graph) for graph in (False, True))
     step.prepare(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
-        inputs = {"images": changed, "labels": labels[: len(changed)]}
-        assert torch.equal(step.active_module(inputs)[0], step.eager_module(inputs)[0])
+        batch = Batch(changed, labels[: len(changed)], BATCH)
+        assert torch.equal(step.execution.compute_loss(batch)[0], eager.execution.compute_loss(batch)[0])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
@@ -113,9 +113,9 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     step = make_step(tiny, micro_batch=None, graph=True, precision="bf16", reasons=reasons)
     loader, plain = make_loader(tiny, "ram"), make_step(tiny, micro_batch=None)
     step.prepare(loader)
-    assert step.is_eager
-    assert (step.options.graph, step.options.precision) == (False, "fp32")
-    assert step.options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
+    options = step.execution.options
+    assert (options.graph, options.precision, step.execution.compile_s) == (False, "fp32", 0)
+    assert options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     assert train(step, loader)[-1]["train_loss"] == train(plain, loader)[-1]["train_loss"]
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
         make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))

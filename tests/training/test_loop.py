@@ -25,6 +25,7 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS
 from vitmnist.tracking.result import Result
+from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -45,7 +46,12 @@ def make_model() -> nn.Module:
 def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    return TrainStep(model, Preprocess(tiny.train, augment), LOSS, optimizer, lambda step: 1.0, batch_size=5)
+    execution = Execution(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
+    return TrainStep(execution, optimizer, lambda step: 1.0)
+
+
+def normalized(data: Dataset) -> torch.Tensor:
+    return (data.train.images / 255 - data.train.mean[0]) / data.train.std[0]
 
 
 def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -> EpochProgress:
@@ -76,7 +82,7 @@ def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     assert _draw_order.cache_info().misses == drawn, "the next epoch is drawn ahead"
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     losses, correct, steps = [], 0, []
-    images = (tiny.train.images / 255 - tiny.train.mean[0]) / tiny.train.std[0]
+    images = normalized(tiny)
     for indices in EpochSampler(23, 5, 3).batches(1):
         logits = theirs(images[indices])
         losses += F.cross_entropy(logits, tiny.train.labels[indices], reduction="none").tolist()
@@ -102,10 +108,10 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
-    loader, preprocess = make_loader(tiny, shuffle), Preprocess(tiny.train)
-    metrics, predictions = evaluate(model, loader, preprocess)
+    loader = make_loader(tiny, shuffle)
+    metrics, predictions = evaluate(model, loader, Preprocess(tiny.train))
     with torch.no_grad():
-        logits = model.eval()(preprocess(tiny.train.images))
+        logits = model.eval()(normalized(tiny))
     assert metrics["eval_loss"] == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
     assert metrics["eval_acc"] == pytest.approx(100 * float((logits.argmax(1) == tiny.train.labels).double().mean()))
     if shuffle == Shuffle.none:

@@ -73,7 +73,7 @@ class Mixing(nn.Module):
         quantiles = np.interp(np.linspace(0, 1, self.QUANTILES + 1), cumulated / cumulated[-1], u)
         self.register_buffer("quantiles", torch.from_numpy(quantiles))
 
-    def weights(self, keys: Tensor, index: int) -> Tensor:
+    def draw_weights(self, keys: Tensor, index: int) -> Tensor:
         """Draw the weight of each image, float32 `[B]`, from 0.5 to 1."""
         position = random_uniform(keys, index) * self.QUANTILES
         low = position.long()

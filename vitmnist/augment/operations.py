@@ -288,7 +288,7 @@ class Mixup(Mixing):
     """Averages two images (Zhang et al., arXiv:1710.09412)."""
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        weights = self.weights(keys, 1)
+        weights = self.draw_weights(keys, 1)
         return partners.lerp(images, weights[:, None, None, None]), weights
 
 
@@ -301,7 +301,7 @@ class Cutmix(Mixing):
 
     def forward(self, images: Tensor, partners: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         height, width = images.shape[-2:]
-        larger = self.weights(keys, 1)
+        larger = self.draw_weights(keys, 1)
         # Size the box by w or 1 - w with equal probability, then give the image the larger area. The smaller weight
         # alone would paste less than the paper, because boxes are clipped at the border.
         half = 0.5 * (1 - larger.where(random_bits(keys, 4) % 2 == 0, 1 - larger)).sqrt()

@@ -28,7 +28,7 @@ class StrengthOptions:
     strength: tuple[float, float] = config_field((0.0, 1.0), is_range=True, at_least=0, at_most=1)
 
 
-class Trivial(Affine):
+class TrivialAugment(Affine):
     """Applies one of `names` with one of 31 strengths to each image. Both are drawn uniformly.
 
     The strongest changes are as in the paper's wide space: a shear of 0.99, 32 pixels, 135 degrees, blending factors
@@ -55,7 +55,7 @@ class Trivial(Affine):
     def forward(self, images: Tensor, *params: Tensor) -> Tensor:
         transforms, operation, strength, factor = params
         if not {*GEOMETRIC}.isdisjoint(self.names):
-            images = images.lerp(super().forward(images, transforms), _is_in(GEOMETRIC, operation))
+            images = images.lerp(super().forward(images, transforms), _mask_group(GEOMETRIC, operation))
         if not {*BLENDING}.isdisjoint(self.names):
             images = _blend(images, operation, factor)
         if not {*TABULATED}.isdisjoint(self.names):
@@ -63,7 +63,7 @@ class Trivial(Affine):
         return images
 
 
-def _is_in(names: Iterable[str], operation: Tensor) -> Tensor:
+def _mask_group(names: Iterable[str], operation: Tensor) -> Tensor:
     """Return 1.0 where the operation of an image is in a group, else 0.0: `[B, 1, 1, 1]`, a weight for `lerp`."""
     indices = [*map(NAMES.index, names)]
     return ((operation >= indices[0]) & (operation <= indices[-1])).float()[:, None, None, None]
@@ -76,9 +76,9 @@ def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
     columns = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     sums = columns[..., :-2] + columns[..., 1:-1] + columns[..., 2:]
     smooth[..., 1:-1, 1:-1].mul_(4).add_(sums).div_(13)
-    other = smooth.lerp_(to_grey(images), _is_in(("color",), operation))
+    other = smooth.lerp_(to_grey(images), _mask_group(("color",), operation))
     # With a weight of 1, `lerp` returns the image itself.
-    weights = 1 + (factor[:, None, None, None] - 1) * _is_in(BLENDING, operation)
+    weights = 1 + (factor[:, None, None, None] - 1) * _mask_group(BLENDING, operation)
     return torch.lerp(other, images, weights).clamp_(0, 1)
 
 
@@ -107,9 +107,9 @@ def _replace_values(images: Tensor, operation: Tensor, strength: Tensor, factor:
     for name, replacements in tables.items():
         table = replacements.where(operation == NAMES.index(name), table)
     replaced = table.float().clamp_(0, 255).div_(255).gather(2, levels).view_as(images)
-    return images.lerp(replaced, _is_in(TABULATED, operation.flatten()))
+    return images.lerp(replaced, _mask_group(TABULATED, operation.flatten()))
 
 
-OPERATIONS.register("trivial", StrengthOptions)(partial(Trivial, NAMES))
+OPERATIONS.register("trivial", StrengthOptions)(partial(TrivialAugment, NAMES))
 for _name in NAMES[1:]:
-    OPERATIONS.register(_name, StrengthOptions)(partial(Trivial, (_name,)))
+    OPERATIONS.register(_name, StrengthOptions)(partial(TrivialAugment, (_name,)))

@@ -12,7 +12,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
-from vitmnist.config.schema import Config, dotted_keys, fill_defaults, is_under, keys_where, may_change, to_json_values
+from vitmnist.config.schema import Config, fill_defaults, find_keys, flatten_keys, is_under, may_change, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -73,7 +73,7 @@ class CheckpointManager:
         self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
         self._saved_at = time.monotonic()
 
-    def save(self, progress: EpochProgress | None, best: bool = False) -> None:
+    def save(self, progress: EpochProgress | None, is_best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
         finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
@@ -89,14 +89,14 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-            before = checkpoint.dataset_sha256
-            if differing := [name for name, value in self._checksums.items() if before.get(name) != value]:
+            saved = checkpoint.dataset_sha256
+            if differing := [name for name, value in self._checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -104,7 +104,7 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.metrics.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
@@ -191,8 +191,8 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
 def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
     # The order of the patterns in `lr_scale` matters, so they are compared as text.
-    old, new = (dotted_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
-    allowed = keys_where(may_change, now)
+    old, new = (flatten_keys(config | {"lr_scale": str(config["lr_scale"])}) for config in (before, now))
+    allowed = find_keys(may_change, now)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
@@ -207,7 +207,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
-    mutable = keys_where(may_change, asdict(config))
+    changeable = find_keys(may_change, asdict(config))
     return {
         "model": config.model,
         "shape": tuple(train.images.shape[1:]),
@@ -215,5 +215,7 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "mean": train.mean,
         "std": train.std,
         "size": get_input_size(config.data, *train.images.shape[2:]),
-        "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
+        "dataset": {
+            key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in changeable
+        },
     }

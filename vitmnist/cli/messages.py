@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from vitmnist.config.compose import compose
-from vitmnist.config.schema import dotted_keys
+from vitmnist.config.schema import flatten_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
@@ -64,8 +64,8 @@ def _unknown_key(unknown: UnknownKeyError) -> str:
     """Describe an unknown key; suggests keys of all sections with the same last part, such as `optimizer.lr`."""
     name = re.split(r"[./]", unknown.key)[-1]
     if name in OTHER_NAMES:
-        return f"{unknown.key}: there is no such key; type {OTHER_NAMES[name]}"
-    values = dotted_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
+        return f"{unknown.key}: there is no such key; set {OTHER_NAMES[name]}"
+    values = flatten_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
     return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import folder_lock
-from vitmnist.runtime.signals import end_interrupted, ignore_stop_signals, signal_handler
+from vitmnist.runtime.run_folder import lock_folder
+from vitmnist.runtime.signals import end_interrupted, handle_signals, ignore_stop_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def connected_ranks() -> Iterator[World]:
     logging.raiseExceptions = False
     world = SINGLE_PROCESS
     try:
-        with signal_handler(lambda *_: end_interrupted(), signal.SIGINT):
+        with handle_signals(lambda *_: end_interrupted(), signal.SIGINT):
             if is_distributed():
                 from vitmnist.runtime.torch_world import TorchWorld  # Import late: this module imports torch.
 
                 world = TorchWorld()
             yield world
     except (Exception, KeyboardInterrupt, RunInterrupted) as raised:
-        error = world.first_failure(raised)
+        error = world.find_first_failure(raised)
         failure = classify_cli_error(error)
         if failure.status == "interrupted":
             log.warning("%s", failure.message)
@@ -66,7 +66,7 @@ def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[
     path = display_path(folder)
     with ExitStack() as lock:
         try:
-            lock.enter_context(folder_lock(folder))
+            lock.enter_context(lock_folder(folder))
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
         if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
@@ -81,7 +81,7 @@ def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[
 def results_in_message(folder: Path, command: str) -> Iterator[None]:
     """Add the folder of the results, and the command that resumes, to the message of an interruption in the block."""
     try:
-        with signal_handler(lambda *_: end_interrupted(resume_hint(folder, command)), signal.SIGINT):
+        with handle_signals(lambda *_: end_interrupted(resume_hint(folder, command)), signal.SIGINT):
             yield
     except (KeyboardInterrupt, RunInterrupted) as error:
         raise type(error)(f"{error or 'interrupted'}{resume_hint(folder, command)}") from error

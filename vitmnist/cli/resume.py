@@ -7,7 +7,7 @@ from typing import Any
 
 from vitmnist.cli.arguments import without_keys
 from vitmnist.config import parse_key
-from vitmnist.config.schema import Config, dotted_keys, is_ignored_in_comparison, is_under, keys_where, to_json_values
+from vitmnist.config.schema import Config, find_keys, flatten_keys, is_ignored_in_comparison, is_under, to_json_values
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
@@ -37,7 +37,7 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
         if parse_key(override) in GLOBAL_GROUPS and override not in initial:
             raise ConfigError(
                 f"{override}: the run in {display_path(folder)} began with {' '.join(initial) or 'no experiment'}, and "
-                "its values are kept; type keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
+                "its values are kept; set keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
             )
     return initial, without_keys(overrides, GLOBAL_GROUPS)
 
@@ -55,11 +55,11 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     metric = find_metric(config.monitor, "monitor")
     is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)
     has_epochs_left = len(epochs) < config.epochs_to_train
-    ignored = keys_where(is_ignored_in_comparison)
+    ignored = find_keys(is_ignored_in_comparison)
     if is_exhausted and has_epochs_left:
         # More epochs alone do not continue a run that has stopped early.
         ignored += ["epochs", "patience"]
-    # Changing a key that affects neither result nor timing, such as `logger`, does not resume a completed run.
+    # Changing a key that affects neither the result nor the time, such as `logger`, does not resume a completed run.
     if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
@@ -79,4 +79,4 @@ def print_if_completed(folder: Path, config: Config) -> bool:
 
 
 def _values_without(ignored: Sequence[str], config: Config) -> dict[str, object]:
-    return {key: value for key, value in dotted_keys(to_json_values(config)).items() if not is_under(key, ignored)}
+    return {key: value for key, value in flatten_keys(to_json_values(config)).items() if not is_under(key, ignored)}

@@ -31,13 +31,13 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import InUseError, folder_lock, has_checkpoint
+from vitmnist.runtime.run_folder import InUseError, has_checkpoint, lock_folder
 from vitmnist.runtime.signals import (
     StopSignal,
     create_interruption,
+    handle_signals,
     list_handled_signals,
     raise_interruption,
-    signal_handler,
 )
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
@@ -75,7 +75,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
         results_in_message(folder, f"{format_command()} {shlex.join(again)}"),
     ):
         try:
-            with signal_handler(raise_interruption, *signals):
+            with handle_signals(raise_interruption, *signals):
                 composer.multirun("config", job, overrides)
         except RunInterrupted:
             _write_report(folder)
@@ -155,7 +155,7 @@ class Job:
             # A search counts a failed trial and does not repeat it.
             if _is_search(hydra) and read_run(folder).result.status == "failed":
                 return None
-            with folder_lock(folder):
+            with lock_folder(folder):
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()

@@ -25,7 +25,7 @@ from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder,
 from vitmnist.cli.resume import print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override
-from vitmnist.config.compose import compose_command, initialized_hydra
+from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.runtime.files import display_path
@@ -62,7 +62,7 @@ def main() -> None:
         run = None
         if world.is_main and not print_information(sys.argv[1:]):
             arguments = parse_arguments(sys.argv[1:])
-            resources.enter_context(initialized_hydra())
+            resources.enter_context(initialize_hydra())
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
                 run_sweep(arguments, values, hydra_values, stop)

@@ -16,7 +16,7 @@ from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
 from vitmnist.cli.train import configure_run, train_run
-from vitmnist.config.compose import compose_command, initialized_hydra
+from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.random_state import preserve_random_state
@@ -58,7 +58,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     if not RUN_LOCK.acquire(blocking=False):
         raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or start a process")
     try:
-        with preserved_process(), initialized_hydra():
+        with preserved_process(), initialize_hydra():
             argv = [*overrides, *to_overrides(keys)]
             if folder is not None:
                 argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
@@ -78,7 +78,7 @@ def _train(argv: list[str]) -> Result:
             arguments = parse_arguments(argv)
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
-                raise ConfigError("hydra.mode=MULTIRUN: is a sweep; type vitmnist train -m")
+                raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
             run = configure_run(arguments, values, hydra_values, resources)
             if run is None:  # The run is complete.
                 return Result.from_json(Path(hydra_values.run.dir).absolute() / "result.json")

@@ -21,7 +21,7 @@ from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError
 
 
-def run_label(overrides: Sequence[str]) -> str:
+def make_run_label(overrides: Sequence[str]) -> str:
     """Return a name for a folder: `["data/loader=ram", "optimizer.lr=0.003"]` gives `ram-lr_0.003`.
 
     It needs no quotes, and has at most 40 characters: Windows limits a path to 260, and ignores a dot at the end.
@@ -37,20 +37,20 @@ def run_label(overrides: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", "-".join(parts))[:40].strip("._-") or "defaults"
 
 
-def job_name(job: int, overrides: Sequence[str], constant_keys: Collection[str]) -> str:
+def make_job_name(job: int, overrides: Sequence[str], constant_keys: Collection[str]) -> str:
     """Return the name of the folder of a job: its number, and what differs among the jobs of its sweep."""
     varied = [override for override in overrides if parse_key(override) not in constant_keys]
-    return f"{job}-{run_label(varied)}" if varied else str(job)
+    return f"{job}-{make_run_label(varied)}" if varied else str(job)
 
 
-def _as_typed(overrides: ListConfig) -> Any:
+def _to_plain_list(overrides: ListConfig) -> Any:
     """Convert to a plain list: a list of the configuration would resolve interpolations."""
     return OmegaConf.to_container(overrides)
 
 
-OmegaConf.register_new_resolver("run_label", lambda overrides: run_label(_as_typed(overrides)), replace=True)
+OmegaConf.register_new_resolver("run_label", lambda overrides: make_run_label(_to_plain_list(overrides)), replace=True)
 OmegaConf.register_new_resolver(
-    "job_name", lambda job, overrides, constant: job_name(job, _as_typed(overrides), constant), replace=True
+    "job_name", lambda job, overrides, constant: make_job_name(job, _to_plain_list(overrides), constant), replace=True
 )
 # Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -61,7 +61,7 @@ ConfigStore.instance().store(name="config_schema", node=_schema)
 
 
 @contextmanager
-def initialized_hydra() -> Iterator[None]:
+def initialize_hydra() -> Iterator[None]:
     """Initialise Hydra for `conf/` in the block, and restore its state: the caller can be a program of Hydra."""
     composer = GlobalHydra.instance()
     states = [(holder, {**vars(holder)}) for holder in (composer, HydraConfig.instance(), VersionBase.instance())]
@@ -76,7 +76,7 @@ def initialized_hydra() -> Iterator[None]:
 
 
 def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
-    """Compose the overrides of a command line; call this in `initialized_hydra`.
+    """Compose the overrides of a command line; call this in `initialize_hydra`.
 
     Returns:
         The configuration, and the section `hydra`. A key that a sweep varies has its default.
@@ -94,15 +94,15 @@ def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
     if composed.hydra.mode != RunMode.MULTIRUN:
         if varied:
             raise ConfigError(
-                f"{varied[0]}: is a sweep; type -m to run it, or brackets around the values of a list; in Python, call "
+                f"{varied[0]}: is a sweep; add -m to run it, or brackets around the values of a list; in Python, call "
                 "vitmnist.train for each value"
             )
         if composed.repeats > 1:
-            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; add -m")
     return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), composed.hydra
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
     """Compose the configuration with overrides; raises the exceptions of `compose_command`."""
-    with initialized_hydra():
+    with initialize_hydra():
         return compose_command(overrides)[0]

@@ -9,7 +9,7 @@ at_least, above, at_most, below   the bounds of a number, or of each number in a
 is_range     the value is a pair of numbers, the lower one first
 allows_auto  the value can also be `auto`; no other text is allowed
 registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
-affects      what the key changes: result (the default), timing or nothing; reports ignore keys that change nothing
+affects      what the key changes: result (the default), rounding (at most this and the time), or nothing
 may_change   whether a resumed run may have another value; by default only if the key does not affect the result
 
 Give a new key a default only if it reproduces the old behaviour, because the default completes older records.
@@ -56,7 +56,7 @@ class DataConfig:
     normalize: Any = MISSING
     crop_size: Any = config_field(None, at_least=1)
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
-    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="timing")
+    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="rounding")
     augment: dict[str, Any] = MISSING
 
 
@@ -77,14 +77,14 @@ class TrainerConfig:
     With batch normalisation, `micro_batch` changes it too: the statistics come from a microbatch.
     """
 
-    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="timing")
-    compile: bool | str = config_field(allows_auto=True, affects="timing")
-    precision: Precision = config_field(affects="timing")
-    fused: bool | str = config_field(allows_auto=True, affects="timing")
-    graph: bool | str = config_field(allows_auto=True, affects="timing")
-    deterministic: bool | str = config_field(allows_auto=True, affects="timing")
+    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="rounding")
+    compile: bool | str = config_field(allows_auto=True, affects="rounding")
+    precision: Precision = config_field(affects="rounding")
+    fused: bool | str = config_field(allows_auto=True, affects="rounding")
+    graph: bool | str = config_field(allows_auto=True, affects="rounding")
+    deterministic: bool | str = config_field(allows_auto=True, affects="rounding")
     clip_norm: float | None = config_field(above=0)
-    name: str = config_field(affects="timing")
+    name: str = config_field(affects="rounding")
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Config:
     epochs: int = config_field(at_least=1, may_change=True)
     limit_batches: int | None = config_field(None, at_least=1)
     seed: int = config_field(at_least=0, at_most=2**63 - 1)
-    device: str = config_field(affects="timing")
+    device: str = config_field(affects="rounding")
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
@@ -160,35 +160,35 @@ def may_change(metadata: Mapping[str, Any]) -> bool:
 
 
 def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
-    """Whether a key affects neither the result nor the timing."""
+    """Whether a key affects neither the result nor the time, so that reports ignore it."""
     return metadata.get("affects") == "nothing"
 
 
-def schema_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
+def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
     """Yield each key with its field; a section comes before its keys."""
     for option in fields(schema):
         key = join_key(prefix, option.name)
         yield key, option
         if is_dataclass(option.default_factory):
-            yield from schema_fields(option.default_factory, key)
+            yield from iterate_fields(option.default_factory, key)
 
 
-def registries() -> Iterator[tuple[str, Any]]:
+def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
-    for key, option in schema_fields():
+    for key, option in iterate_fields():
         if "registry" in option.metadata:
             yield key, resolve_name(option.metadata["registry"])
 
 
-def keys_where(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
+def find_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
-    keys = [*schema_fields()]
-    for group, registry in registries() if values else ():
+    keys = [*iterate_fields()]
+    for group, registry in iterate_registries() if values else ():
         member: Any = values
         for name in group.split("."):
             member = member[name]
         _, options = registry.resolve(member, group)
-        keys += schema_fields(type(options), group)
+        keys += iterate_fields(type(options), group)
     return [key for key, option in keys if holds(option.metadata)]
 
 
@@ -198,11 +198,11 @@ def to_json_values(config: DataclassInstance) -> dict[str, Any]:
     return plain
 
 
-def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration: the values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= dotted_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 

@@ -136,7 +136,7 @@ class TensorSet(SampleSource):
         """Raise `DataError` unless the tensors are in host memory."""
         for tensor in (self.images, self.labels):
             if tensor.device.type != "cpu":
-                raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
+                raise DataError(f"the tensors are on {tensor.device}, not in host memory; gpu_slice leaves them there")
 
 
 def hash_tensor(tensor: Tensor) -> str:
@@ -191,7 +191,7 @@ class DatasetSource(SampleSource):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _pair(_collate([read(index) for index in indices], indices), indices.start)
+                    return _unpack_pair(_collate([read(index) for index in indices], indices), indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -200,7 +200,7 @@ class DatasetSource(SampleSource):
 
     def nbytes_to_copy(self, device: torch.device) -> int:
         """Return an estimate from the first sample."""
-        return sum(part.nbytes for part in _pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
+        return sum(part.nbytes for part in _unpack_pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
         images, labels = store_rows(self._chunks, len(self), options)
@@ -224,7 +224,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     ):
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
-            "__getitem__ and __len__); of a dataset with several splits, give one"
+            "__getitem__ and __len__); pass one split of a dataset with several"
         )
     if has_set_epoch(data):
         raise DataError("the dataset or a part of it has set_epoch, so its samples change; use a DataLoader of torch")
@@ -262,7 +262,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
         return list(read())
 
 
-def _pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
+def _unpack_pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     """Return the images and labels of a batch; raises `DataError` if it has other parts."""
     if isinstance(batch, tuple | list) and len(batch) == 2 and all(isinstance(part, Tensor) for part in batch):
         return batch[0], batch[1]

@@ -32,15 +32,15 @@ from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
 BASELINE = "as it is"
 """The name of the first row, which is the loader in use."""
-DECODING_S = 3.0
+MAX_DECODING_S = 3.0
 """The time (s) in which a single process reads samples to time `from_dataloader`."""
 TIMED_BATCHES = 50
 """The number of batches to time for each candidate."""
-TIMED_S = 6.0
+MAX_TIMING_S = 6.0
 """The approximate time limit (s) for timing all candidates."""
 PROFILED_SAMPLES = 8
 """The number of samples that are read to time the stages of reading a sample."""
-MIN_SAVING = 0.2
+MIN_SAVED_SHARE = 0.2
 """A recommended change saves at least this share of a script's time."""
 WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
@@ -53,8 +53,8 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
     if window and window.later_waiting_s > NOTICEABLE_SHARE * window.later_batch_s:
         # Try no workers, and as many workers as are needed to make a batch per step.
         step_s = max(window.later_batch_s - window.later_waiting_s, 1e-6)
-        enough = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
-        for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
+        sufficient = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
+        for workers in sorted({0, max(2, min(sufficient, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(seconds_by_stage.values())
@@ -75,8 +75,8 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
         # Workers of a fork server, the default from Python 3.14 on, would import the script again too.
         options["multiprocessing_context"] = "fork"
     change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    changed = _set_timeout(rebuild(loader, **options))
-    return LoaderCandidate(changed, baseline.device, baseline.step, change=change)
+    rebuilt = _set_timeout(rebuild(loader, **options))
+    return LoaderCandidate(rebuilt, baseline.device, baseline.step, change=change)
 
 
 def build_replacement_candidate(
@@ -86,7 +86,7 @@ def build_replacement_candidate(
     check_replaceable(loader)
     size = len(loader.dataset)  # type: ignore[arg-type]
     batch_size = loader.batch_size or ceil(size / len(loader))
-    count = min(size, max(8 * batch_size, int(DECODING_S / max(sample_s, 1e-6))))
+    count = min(size, max(8 * batch_size, int(MAX_DECODING_S / max(sample_s, 1e-6))))
     if count < size:
         part = Subset(loader.dataset, range(count))
         loader = rebuild(loader, dataset=part, batch_size=batch_size, sampler=None, shuffle=True)
@@ -109,11 +109,11 @@ def time_stages(loader: DataLoader[object]) -> dict[str, float]:
     dataset: Any = loader.dataset
     attributes = list(find_transform_attributes(dataset))
     transforms_s: dict[str, float] = defaultdict(float)
-    timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
+    timed_transforms = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
     with suppress(Exception):  # The rows of the table show the error.
         dataset[0]  # Warm up: the first read may open files.
         count = min(PROFILED_SAMPLES, len(dataset))
-        with replace_transforms(attributes, timed):
+        with replace_transforms(attributes, timed_transforms):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             reading_s = time.perf_counter() - start - sum(transforms_s.values())
@@ -171,7 +171,7 @@ class ImitatedStep:
             sha256(self._block)  # Hashing releases the GIL.
 
 
-def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
+def time_alternatives(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], dict[str, float]]:
     """Time a loader and its alternatives with an imitated step. Returns timings and the result of `time_stages`."""
     loader = observed_loader.rebuilt_loader
     if loader is None:
@@ -182,7 +182,7 @@ def try_loaders(observed_loader: ObservedLoader) -> tuple[list[LoaderTiming], di
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
         seconds_by_stage = add_alternatives(benchmark, loader, baseline)
-        benchmark.run(TIMED_BATCHES, TIMED_S)
+        benchmark.run(TIMED_BATCHES, MAX_TIMING_S)
         return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
 
 
@@ -196,4 +196,4 @@ def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | No
     means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
     changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))
-    return change if best_s <= (1 - MIN_SAVING) * means_s[0] < inf else None
+    return change if best_s <= (1 - MIN_SAVED_SHARE) * means_s[0] < inf else None

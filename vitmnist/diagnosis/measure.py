@@ -107,7 +107,7 @@ def diagnose(
     refuse_mps(device.type)
     with (
         warnings.catch_warnings(),
-        _preserved_state(model, optimizer),
+        _preserve_state(model, optimizer),
         preserve_random_state(loader, device=device),
         Benchmark() as benchmark,
     ):
@@ -144,8 +144,8 @@ def _add_candidates(
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
-    resident_batch = map_batch_tensors(create_queue(device).to_device, first_batch)
-    step_alone = LoaderCandidate(repeat(resident_batch), device, step, is_required=True)
+    device_batch = map_batch_tensors(create_queue(device).to_device, first_batch)
+    step_alone = LoaderCandidate(repeat(device_batch), device, step, is_required=True)
     together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
     for candidate in (loading, step_alone, together):
         benchmark.candidates.append(candidate)
@@ -155,7 +155,7 @@ def _add_candidates(
 
 
 @contextmanager
-def _preserved_state(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
+def _preserve_state(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the states of the model and the optimizer on exit, and zero the gradients."""
     owners = [owner for owner in (model, optimizer) if owner is not None]
     states = [deepcopy(owner.state_dict()) for owner in owners]

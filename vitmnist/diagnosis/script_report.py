@@ -54,7 +54,7 @@ class ObservedLoaderReport:
         """Summarise what was measured until `end_time`."""
         seconds = sum(end - start for start, end in merge_passes([loader], end_time))
         passes = sum(p.batches > 0 for p in loader.passes)
-        pct = None if loader.in_other_thread else 100 * loader.waiting_s / seconds
+        pct = None if loader.is_in_other_thread else 100 * loader.waiting_s / seconds
         return cls(loader.info, passes, loader.batches, seconds, loader.waiting_s, pct, loader.step_s)
 
 
@@ -91,17 +91,17 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     seconds = sum(end - start for start, end in merge_passes(loaders, end_time))
     waiting_s = sum(loader.waiting_s for loader in loaders)
     waiting_pct, bottleneck = None, None
-    if loaders and not any(loader.in_other_thread for loader in loaders):
+    if loaders and not any(loader.is_in_other_thread for loader in loaders):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:
         # Import here, because most scripts do not need these modules.
-        from vitmnist.diagnosis.candidates import find_best_change, try_loaders
+        from vitmnist.diagnosis.candidates import find_best_change, time_alternatives
 
         longest_s = max(loader.waiting_s for loader in loaders)
         for loader, report in zip(loaders, reports, strict=True):
             if report.waiting_s >= longest_s / 2 and (report.waiting_pct or 0.0) >= COMPUTE_BOUND_PCT:
-                report.timings, report.seconds_by_stage = try_loaders(loader)
+                report.timings, report.seconds_by_stage = time_alternatives(loader)
                 report.change = find_best_change(report.timings, inf if observer.is_stopped else report.passes)
     return Report(
         exit_code=exit_code,

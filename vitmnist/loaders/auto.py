@@ -23,7 +23,7 @@ from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, format_timings
 
-SHARING = ("gpu_slice", "prefetch")
+BUILT_FROM_RAM = ("gpu_slice", "prefetch")
 """The loaders that are built from the samples that `ram` has decoded, so that memory holds them once."""
 
 
@@ -94,7 +94,7 @@ def select_loader(
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            source = data if decoded is None or name not in SHARING else decoded
+            source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
             build = partial(_build_candidate, options.candidate_values(name), source, sampler, device, make_candidate)
             loader = benchmark.add(name, build).loader
             if isinstance(loader, RamLoader):

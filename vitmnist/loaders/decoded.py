@@ -18,8 +18,8 @@ from vitmnist.store.rows import StoreOptions, as_contiguous_rows, gather_rows
 
 CPU = torch.device("cpu")
 INDEX_NBYTES = 8
-"""Bytes of an index (int64). A device that keeps the dataset also keeps the permutation of an epoch."""
-MAX_COPIES = 16
+"""Bytes of an index (int64). A device that stores the dataset also stores the permutation of an epoch."""
+MAX_PENDING_COPIES = 16
 """Maximum number of unfinished copies to a GPU. Steps of a millisecond need this many to cover a pause of the host."""
 
 
@@ -38,7 +38,7 @@ class HostLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         copies: deque[Event] = deque()
         for indices in self.sampler.batches(epoch, start):
-            if len(copies) == MAX_COPIES:
+            if len(copies) == MAX_PENDING_COPIES:
                 copies.popleft().synchronize()
             rows = gather_rows(self.tensors, indices, out=self._empty_pinned() if self.queue.is_async else ())
             images, labels = map(self.queue.to_device, rows)
@@ -53,7 +53,7 @@ class HostLoader(Loader):
 
 @LOADERS.register("ram")
 class RamLoader(HostLoader):
-    """Keeps the dataset in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if too large."""
+    """Stores the dataset in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if too large."""
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         check_fits("ram", data.nbytes_to_copy(CPU), CPU, advice="; try data/loader=cache or disk")
@@ -70,7 +70,7 @@ class CacheOptions:
 
 @LOADERS.register("cache", CacheOptions)
 class CacheLoader(HostLoader):
-    """Keeps the dataset in a memory-mapped file: the system reads pages on demand, and drops them if memory is short.
+    """Stores the dataset in a memory-mapped file: the system reads pages on demand, and drops them if memory is short.
 
     Raises the errors of `RamLoader`, and `DataError` if the folder cannot be written.
     """
@@ -81,9 +81,9 @@ class CacheLoader(HostLoader):
 
 @LOADERS.register("gpu_slice")
 class GpuSliceLoader(Loader):
-    """Keeps the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
+    """Stores the dataset on the device, with the permutation of each epoch. No batch crosses the bus.
 
-    On the CPU, nothing is copied, and contiguous batches are views. Each rank keeps all samples.
+    On the CPU, nothing is copied, and contiguous batches are views. Each rank stores all samples.
     """
 
     def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:

@@ -60,20 +60,22 @@ def make_loader(
         ConfigError: an unknown name or option, a loader that cannot load such data, or an unknown rank under torchrun.
         DataError: data that cannot be used, such as images and labels of different lengths.
     """
-    loaded = as_source(data, seed)
-    rank, world_size = _ranks(rank, world_size)
-    if labels is None and isinstance(loaded, TensorSet):
-        labels = loaded.labels
-    order: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "labels": labels}
-    sampler = build_sampler(len(loaded), batch_size, rank=rank, world_size=world_size, **order)
+    source = as_source(data, seed)
+    rank, world_size = _resolve_ranks(rank, world_size)
+    if labels is None and isinstance(source, TensorSet):
+        labels = source.labels
+    order_options: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "labels": labels}
+    sampler = build_sampler(len(source), batch_size, rank=rank, world_size=world_size, **order_options)
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    parts = (loaded, sampler, target, *([step] if step and name == "auto" else []))
-    return LOADERS.build(_complete({"name": name, **options}), *parts, key="")
+    arguments = (source, sampler, target, *([step] if step and name == "auto" else []))
+    if isinstance(base := options.get("base"), str):
+        options["base"] = {"name": base}
+    return LOADERS.build(LOADERS.with_defaults({"name": name, **options}), *arguments, key="")
 
 
-def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if (rank is None) != (world_size is None):
         raise ConfigError("rank= and world_size= belong together; give both")
     if rank is None or world_size is None:
@@ -88,10 +90,3 @@ def _ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank}: must be at least 0 and below world_size={world_size}")
     return rank, world_size
-
-
-def _complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the default options of the loader. A base of `prefetch` can be a name."""
-    if isinstance(base := values.get("base"), str):
-        values = {**values, "base": {"name": base}}
-    return LOADERS.with_defaults(values)

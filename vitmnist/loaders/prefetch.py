@@ -15,7 +15,8 @@ from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.device import DeviceQueue, Event, create_queue
 from vitmnist.store.tree import map_batch_tensors
 
-END = object()  # Marks the end of an epoch in the results of the thread.
+END_OF_EPOCH = object()
+"""The last result of the thread."""
 
 
 @dataclass
@@ -50,13 +51,13 @@ class PrefetchLoader(Loader):
         # The thread must not refer to this loader: with a reference cycle, the thread of an abandoned loader would live
         # until the next garbage collection.
         make = partial(_make_batch, self.queue, self.base.epoch(epoch, start))
-        events = iter(self.queue.record_event, END)  # An endless iterator of events on the consumer's stream
+        events = iter(self.queue.record_event, END_OF_EPOCH)  # An endless iterator of events on the consumer's stream
         prepared: BackgroundMap[Event, tuple[Any, Event]] = BackgroundMap(
             make, events, threads=1, max_ahead=self.options.queue_size + 1, context=self.stream
         )
         with closing(prepared):
             for batch, event in prepared:
-                if batch is END:
+                if batch is END_OF_EPOCH:
                     return
                 self.queue.wait_event(event)
                 # The memory belongs to the thread's stream, which must not reuse it while this stream reads it.
@@ -74,4 +75,4 @@ def _make_batch(queue: DeviceQueue, batches: Batches, event: Event) -> tuple[Any
     ahead would fill the memory of the device.
     """
     event.synchronize()
-    return next(batches, END), queue.record_event()
+    return next(batches, END_OF_EPOCH), queue.record_event()

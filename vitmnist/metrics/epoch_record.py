@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from vitmnist.errors import TrainingError
-from vitmnist.metrics.epoch_table import MetricRow
+from vitmnist.metrics.epoch_table import EpochMetric
 
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
@@ -29,7 +29,7 @@ def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochReco
     return epochs[max(starts, default=0) :]
 
 
-def summarize(epochs: Sequence[EpochRecord], metric: MetricRow) -> float | None:
+def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
     """Return the median or maximum of a metric over the epochs since the last start; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
@@ -47,7 +47,7 @@ def summarize(epochs: Sequence[EpochRecord], metric: MetricRow) -> float | None:
 class Monitor:
     """The metric that chooses the best epoch; training stops after `patience` epochs in a row without a better one."""
 
-    metric: MetricRow
+    metric: EpochMetric
     patience: int | None = None
 
     def values(self, epochs: Sequence[EpochRecord]) -> list[float | None]:

@@ -1,8 +1,8 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is a row
-of `TIMES` or `MACHINE_METRICS`, and an entry of the dict that `EpochProgress.compute` (training/progress.py),
-`evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
+A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is listed
+in `TIMES` or `MACHINE_METRICS`, and a value in the dict that `EpochProgress.compute` (training/progress.py), `evaluate`
+(training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from vitmnist.metrics import METRICS, Metric, get_batch_metrics
 
 
 @dataclass(frozen=True)
-class MetricRow(Metric):
+class EpochMetric(Metric):
     """A metric in the record of an epoch.
 
     Args:
@@ -34,28 +34,28 @@ class MetricRow(Metric):
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_best` (the best epoch so far), `train_step`, `usage`, `various` (other quality) and `visuals`.
 TIMES = (
-    EPOCH_S := MetricRow("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
-    TRAIN_S := MetricRow("s", "usage/train_s", "training, s", name="train_s"),
-    EVAL_S := MetricRow("s", "usage/eval_s", name="eval_s"),
-    SAVE_S := MetricRow("s", "usage/save_s", "saving, s", name="save_s"),
-    FIRST_BATCH_S := MetricRow("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := MetricRow("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := MetricRow("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
-    COMPUTE_S := MetricRow("s", "usage/compute_s", name="compute_s"),
-    HOST_LEAD_S := MetricRow("s", "usage/host_lead_s", name="host_lead_s"),
+    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
+    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
+    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s"),
+    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s"),
+    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
+    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s"),
+    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := MetricRow("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := MetricRow("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
-    GPU_PEAK_MIB := MetricRow("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
+    IMAGES_PER_S := EpochMetric("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
+    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
 )
 """Throughput and memory."""
 
 
-def build_epoch_table() -> dict[str, MetricRow]:
+def build_epoch_table() -> dict[str, EpochMetric]:
     """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
@@ -66,10 +66,10 @@ def build_epoch_table() -> dict[str, MetricRow]:
     registered = {name: metric for name, (metric, _) in METRICS.import_all().items()}
     table = [
         *TIMES,
-        _row("train", "loss", LOSS),
-        *(_row("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
-        _row("eval", "loss", LOSS),
-        *(_row("eval", name, metric) for name, metric in registered.items()),
+        _epoch_metric("train", "loss", LOSS),
+        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
+        _epoch_metric("eval", "loss", LOSS),
+        *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,
     ]
     by_name = {metric.name: metric for metric in table}
@@ -80,14 +80,14 @@ def build_epoch_table() -> dict[str, MetricRow]:
     return by_name
 
 
-def _row(split: str, name: str, metric: Metric) -> MetricRow:
-    """Return the row of a registered metric, or of the loss, for a split."""
+def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
+    """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
     tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"various/{split}_{metric.tag}"
     fields = vars(metric) | {"tag": tag}
-    return MetricRow(name=f"{split}_{name}", summary="selected", **fields)
+    return EpochMetric(name=f"{split}_{name}", summary="selected", **fields)
 
 
-def find_metric(name: str, key: str) -> MetricRow:
+def find_metric(name: str, key: str) -> EpochMetric:
     """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
 
     Raises:

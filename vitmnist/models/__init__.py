@@ -1,7 +1,26 @@
 """The registry of models. Each module in this folder registers a model, built with (options, image shape, classes)."""
 
-from torch import nn
+from dataclasses import dataclass
+
+from torch import Tensor, nn
 
 from vitmnist.registry import Registry
 
 MODELS: Registry[nn.Module] = Registry("model", __package__)
+"""Options may derive from `PretrainedOptions`.
+
+A model may define `no_weight_decay`, `layer_pattern` or `group_matcher` (vitmnist/optim/parameters.py), and
+`pretrained_cfg` (`log_expected_input` in vitmnist/training/fine_tuning.py).
+"""
+
+
+@dataclass
+class PretrainedOptions:
+    """Base class of the options of an architecture whose pretrained weights `weights` names: default, or a file."""
+
+    architecture: str
+    weights: str | None = None
+
+    def download(self) -> dict[str, Tensor]:
+        """Return the weights named `default`, from a cache if they are there; raises `DataError`."""
+        raise NotImplementedError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError, MissingExtraError, as_data_error, suggest_names
-from vitmnist.models import MODELS
+from vitmnist.models import MODELS, PretrainedOptions
 
 TWO_HEADED = ["googlenet", "inception_v3"]
 """Models of torchvision that, in training, also return the logits of auxiliary heads."""
@@ -28,14 +28,12 @@ DOWNLOAD = "model.weights=default (to read weights from a file instead, set mode
 
 
 @dataclass
-class TorchvisionOptions:
+class TorchvisionOptions(PretrainedOptions):
     """See `conf/model/torchvision.yaml`."""
 
     architecture: str = "resnet18"
-    weights: str | None = None
 
     def download(self) -> Weights:
-        """Return the default weights of the library, from its cache if they are there; raises `DataError`."""
         from torchvision.models import get_model_weights
 
         with as_data_error(DOWNLOAD):

@@ -14,13 +14,21 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
+from vitmnist.optim.parameters import names_without_decay
 from vitmnist.registry import Registry
 
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
 
 
 @dataclass
-class AdamOptions:
+class OptimizerOptions:
+    """Base class of the options of an optimizer: what `scale_learning_rates` does with any of them."""
+
+    layer_decay: float | None = config_field(None, above=0, at_most=1)
+
+
+@dataclass
+class AdamOptions(OptimizerOptions):
     """See `conf/optimizer/adam.yaml`."""
 
     lr: float = config_field(0.003, above=0)
@@ -28,7 +36,6 @@ class AdamOptions:
     beta2: float = config_field(0.999, at_least=0, below=1)
     eps: float = config_field(1e-8, above=0)
     weight_decay: float = config_field(0.0, at_least=0)
-    layer_decay: float | None = config_field(None, above=0, at_most=1)
 
     def arguments(self) -> dict[str, Any]:
         """Return the options as arguments of torch's optimizers."""
@@ -37,15 +44,14 @@ class AdamOptions:
 
 
 @dataclass
-class SGDOptions:
-    """See `conf/optimizer/sgd.yaml`. The first four fields are arguments of `torch.optim.SGD`."""
+class SGDOptions(OptimizerOptions):
+    """See `conf/optimizer/sgd.yaml`."""
 
     lr: float = config_field(0.1, above=0)
     momentum: float = config_field(0.9, at_least=0, below=1)
     nesterov: bool = False
     weight_decay: float = config_field(0.0, at_least=0)
     decay_norms: bool = True
-    layer_decay: float | None = config_field(None, above=0, at_most=1)
 
 
 @OPTIMIZERS.register("adam", AdamOptions)
@@ -64,10 +70,9 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return two parameter groups: with and without weight decay.
 
     As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no
-    weight decay. The same holds for the parameters that the model lists in `no_weight_decay`.
+    weight decay. The same holds for the parameters that the model lists; see `names_without_decay`.
     """
-    no_decay = getattr(model, "no_weight_decay", ())
-    no_decay = no_decay() if callable(no_decay) else no_decay  # a method in timm
+    no_decay = names_without_decay(model)
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():

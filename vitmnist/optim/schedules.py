@@ -3,38 +3,41 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import NoOptions, Registry
+from vitmnist.registry import Registry
 
 SCHEDULES: Registry[float] = Registry("schedule", __package__)
 """Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
 
-Steps count from 0. The factor depends only on these arguments, so that a resumed run can have more epochs. If the
-options have `follows_monitor = True`, `Monitored` is a fifth argument.
+The options derive from `ScheduleOptions`. Steps count from 0. The factor depends only on these arguments, so that a
+resumed run can have more epochs.
 """
 Monitored: TypeAlias = Sequence[float | None]
 """The value of `monitor` after each completed epoch: higher is better, and None was not measured."""
 
 
-def follows_monitor(values: Mapping[str, Any]) -> bool:
-    """Whether the factor depends on `monitor`, and the run thus needs a validation split."""
-    return getattr(SCHEDULES.resolve(values)[1], "follows_monitor", False)
+@dataclass
+class ScheduleOptions:
+    """Base class of the options of a schedule."""
+
+    follows_monitor: ClassVar[bool] = False
+    """Whether the factor depends on `monitor`: `Monitored` is a fifth argument, and a run needs a validation split."""
 
 
 def build_schedule(
     values: Mapping[str, Any], epochs: int, steps_per_epoch: int, monitored: Callable[[], Monitored] = list
 ) -> Callable[[int], float]:
     """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
-    compute_factor, options = SCHEDULES.resolve(values)
-    total_steps, needs_history = epochs * steps_per_epoch, follows_monitor(values)
+    compute_factor, _ = SCHEDULES.resolve(values)
+    options, total_steps = SCHEDULES.resolve_options(values, ScheduleOptions), epochs * steps_per_epoch
 
     def factor(step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
         step = min(step, total_steps - 1)
-        history = [monitored()[: step // steps_per_epoch]] if needs_history else []
+        history = [monitored()[: step // steps_per_epoch]] if options.follows_monitor else []
         return float(compute_factor(options, step, total_steps, steps_per_epoch, *history))
 
     factor(0)  # Raise now if the options do not fit.
@@ -42,7 +45,7 @@ def build_schedule(
 
 
 @dataclass
-class OneCycleOptions:
+class OneCycleOptions(ScheduleOptions):
     """See `conf/schedule/one_cycle.yaml`."""
 
     warmup: float = config_field(0.3, above=0, below=1)
@@ -51,7 +54,7 @@ class OneCycleOptions:
 
 
 @dataclass
-class CosineOptions:
+class CosineOptions(ScheduleOptions):
     """See `conf/schedule/cosine.yaml`."""
 
     warmup_epochs: float = config_field(0.0, at_least=0)
@@ -59,7 +62,7 @@ class CosineOptions:
 
 
 @dataclass
-class StepDecayOptions:
+class StepDecayOptions(ScheduleOptions):
     """See `conf/schedule/step.yaml`."""
 
     every_epochs: float = config_field(10.0, above=0)
@@ -68,17 +71,17 @@ class StepDecayOptions:
 
 
 @dataclass
-class PlateauOptions:
+class PlateauOptions(ScheduleOptions):
     """See `conf/schedule/plateau.yaml`."""
 
     factor: float = config_field(0.1, above=0, below=1)
     patience: int = config_field(5, at_least=1)
     min_factor: float = config_field(0.0, at_least=0, at_most=1)
-    follows_monitor = True
+    follows_monitor: ClassVar[bool] = True
 
 
-@SCHEDULES.register("constant")
-def constant(options: NoOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+@SCHEDULES.register("constant", ScheduleOptions)
+def constant(options: ScheduleOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
     """Constant learning rate, as in the articles."""
     return 1.0
 

@@ -23,7 +23,7 @@ COMPARED_BATCHES = 3
 """The number of batches of a replacement that are compared with the original's."""
 COMPARED_SIZE = 16
 """The largest number of samples in a compared batch. Comparing decodes each sample again."""
-COMPARED_SINGLE = 32
+COMPARED_SINGLE_SAMPLES = 32
 """The number of samples that are also compared as batches of a single sample."""
 UPFRONT_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """The samplers that draw all indices of an epoch when the first index is requested."""
@@ -112,15 +112,14 @@ def check_same_batches(
     batches = shuffled.split(size)[:COMPARED_BATCHES]
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
     if with_single_samples:
-        compared += shuffled[:COMPARED_SINGLE].split(1)
+        compared += shuffled[:COMPARED_SINGLE_SAMPLES].split(1)
     # Compare a batch again with other random numbers, as in a second epoch: it differs if a transform changes data of
     # the original dataset in place.
-    for number, part in enumerate([*compared, *compared[:1]]):
-        indices = part.tolist()
+    for batch_index, indices in enumerate(rows.tolist() for rows in [*compared, *compared[:1]]):
         batches = []
         for dataloader in (replacement, original):
             with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
-                seed_generators(0, number, 0)
+                seed_generators(0, batch_index, 0)
                 samples = fetch_samples(dataloader.dataset, indices)
                 batches.append(collate_batch(dataloader.collate_fn, samples, indices))
         if difference := find_difference(*batches):

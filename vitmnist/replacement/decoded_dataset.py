@@ -25,8 +25,8 @@ from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transfor
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
-from vitmnist.store.samples import EncodedSamples, encode_samples, keep_samples_in_file, keep_samples_in_memory
-from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
+from vitmnist.store.samples import EncodedSamples, encode_samples, store_samples_in_file, store_samples_in_memory
+from vitmnist.store.tree import TreeStructure, flatten_tree, iterate_paths, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -52,7 +52,7 @@ class RowTensors:
     @property
     def signature(self) -> list[str]:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(self.structure.paths(), self.tensors, strict=True)
+        pairs = zip(iterate_paths(self.structure.tree), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     def gather(self, indices: Sequence[int]) -> Any:
@@ -146,7 +146,7 @@ class TransformedDataset(DecodedDataset):
         super().__init__(original, deterministic)
 
     def __getitem__(self, index: int) -> object:
-        return self._transform(self._samples[index])
+        return self._transform(self._samples.load(index))
 
 
 class DecodedDataLoader(DataLoader[Any]):
@@ -195,7 +195,7 @@ def decode_samples(
         examples: decoded samples that the required memory is estimated from.
 
     Raises:
-        DataError: a sample cannot be read or kept. The message names the sample.
+        DataError: a sample cannot be read or stored. The message names the sample.
         OutOfSpaceError: memory or disk is too small.
     """
     size = len(dataloader.dataset)  # type: ignore[arg-type]
@@ -204,8 +204,8 @@ def decode_samples(
     chunks = partial(_read_all, dataloader, partial(_read_samples, decode, named_tuples), sample_nbytes)
     if options.folder and named_tuples is not None:
         contents = options.fingerprint and f"{options.fingerprint}, {size} encoded samples"
-        return keep_samples_in_file(chunks, size, options.folder, contents, named_tuples)
-    return keep_samples_in_memory(chunks(), int(sample_nbytes * size))
+        return store_samples_in_file(chunks, size, options.folder, contents, named_tuples)
+    return store_samples_in_memory(chunks(), int(sample_nbytes * size))
 
 
 def _read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:

@@ -74,8 +74,8 @@ def from_dataloader(
     detected.
 
     Args:
-        loader: where the samples are kept. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if they
-            do not fit in memory. If the samples cannot be kept, auto warns and returns the original. With
+        loader: where the samples are stored. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if
+            they do not fit in memory. If the samples cannot be stored, auto warns and returns the original. With
             transforms="tensor", it raises an error instead.
         folder: where cache writes its files.
         fingerprint: identifies the decoded contents in `folder` for later processes. Without it, only this process uses
@@ -87,7 +87,7 @@ def from_dataloader(
     Raises:
         ConfigError: an argument is unknown or cannot be used, or samples are random apart from their transforms. With
             transforms="tensor", a transform is not supported, or pixels differ by more than rounding.
-        DataError: samples cannot be read or kept, or batches differ from the original's.
+        DataError: samples cannot be read or stored, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
     if loader not in LOADER_NAMES:
@@ -115,7 +115,7 @@ def from_dataloader(
 
 
 def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
-    """Build a replacement that keeps its samples as `options` say. Raises the errors of `from_dataloader`."""
+    """Build a replacement that stores its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
     name = "cache" if options.folder else "ram"
     try:
@@ -137,7 +137,7 @@ def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool)
     """Build the kind of replacement that fits some samples, the probes.
 
     Only decoding all samples shows whether the others are like the probes. If one is random, it becomes a probe. If
-    batches turn out to have no rows, samples are kept one by one.
+    batches turn out to have no rows, samples are stored one by one.
 
     Raises:
         RandomSampleError: a sample is random apart from its transforms.
@@ -147,13 +147,13 @@ def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool)
     while True:
         try:
             if _is_any_random(dataset, probes):
-                return _build_random(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
+                return _build_with_transforms(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
             samples = [fetch_sample(dataset.__getitem__, index) for index in probes]
             example = _collate_rows(dataloader, probes, samples) if may_have_rows else None
             if example:
-                return _build_gathered(dataloader, options, example)
+                return _build_from_rows(dataloader, options, example)
             transforms = list_transforms(dataset)
-            return _build_per_sample(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
+            return _build_from_samples(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
         except RandomSampleError as error:
             if error.index in probes:
                 raise
@@ -183,7 +183,7 @@ def _collate_rows(dataloader: DataLoader[Any], indices: Sequence[int], samples: 
     return None if reason else RowTensors.from_batch(batch, size)
 
 
-def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
+def _build_from_rows(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
     """Build a replacement that gathers batches from rows of tensors.
 
     Args:
@@ -210,7 +210,7 @@ def _build_gathered(dataloader: DataLoader[Any], options: StoreOptions, example:
     return replacement
 
 
-def _build_random(
+def _build_with_transforms(
     dataloader: DataLoader[Any], options: StoreOptions, split: SplitTransforms, to_tensors: bool
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in workers, or to tensors in threads.
@@ -225,11 +225,20 @@ def _build_random(
         for transforms in split.random_transforms:
             build_tensor_pipeline(transforms)
     deterministic = chain.from_iterable(split.deterministic_transforms)
-    exact = _build_per_sample(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
-    return _apply_to_tensors(exact, split) if to_tensors else exact
+    exact = _build_from_samples(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
+    if not to_tensors:
+        return exact
+    decoded: Any = exact.dataset
+    on_tensors = TensorTransformDataset(decoded, split)
+    try:
+        check_rounding(split, decoded._samples, on_tensors._samples)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    collate = partial(materialize_or_collate, default_collate)
+    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
 
 
-def _build_per_sample(
+def _build_from_samples(
     dataloader: DataLoader[Any],
     options: StoreOptions,
     examples: Sequence[object],
@@ -237,22 +246,10 @@ def _build_per_sample(
     transform: Transform,
     deterministic: Iterable[Transform],
 ) -> DataLoader[Any]:
-    """Build a replacement that keeps single samples, and makes batches with the original's collate function."""
+    """Build a replacement that stores single samples, and makes batches with the original's collate function."""
     dataset: Any = dataloader.dataset
     samples = decode_samples(dataloader, decode, examples, options)
     decoded = TransformedDataset(dataset, deterministic, samples, transform)
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     return replacement
-
-
-def _apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms) -> DataLoader[Any]:
-    """Build a replacement that applies random transforms to tensors, from one that applies them to PIL images."""
-    dataset: Any = exact.dataset
-    on_tensors = TensorTransformDataset(dataset, split)
-    try:
-        check_rounding(split, dataset._samples, on_tensors._samples)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    collate = partial(materialize_or_collate, default_collate)
-    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)

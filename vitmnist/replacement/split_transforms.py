@@ -23,7 +23,7 @@ Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
 TRANSFORM_ATTRIBUTES = ("transform", "transforms")
 """The attributes of a dataset that are searched for transforms."""
-ADVICE = "move the following steps into its attribute transform"
+SPLIT_ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
 
@@ -104,7 +104,7 @@ class SplitTransforms:
         except Exception as error:
             self._dataset[index]  # If the dataset itself fails, raise its own, more helpful error.
             raise DataError(
-                f"its dataset uses its transform, or the result of it ({format_error(error)}); {ADVICE}"
+                f"its dataset uses its transform, or the result of it ({format_error(error)}); {SPLIT_ADVICE}"
             ) from error
         sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaquePlaceholder) else leaf, sample)
         return DecodedSample(sample, list(self._calls))
@@ -123,17 +123,17 @@ class SplitTransforms:
 
         return map_leaves(get_result, decoded.sample, leaf_type=ResultPlaceholder)
 
-    def _record(self, attribute: int, *inputs: object, **named: object) -> object:
+    def _record(self, attribute: int, *inputs: object, **keyword_inputs: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
-        if inputs and named:
+        if inputs and keyword_inputs:
             raise TypeError("its transform gets arguments with and without names")
-        position, call = len(self._calls), self._decode_call(RecordedCall(attribute, named or inputs))
-        for value in call.inputs.values() if named else call.inputs:
+        position, call = len(self._calls), self._decode_call(RecordedCall(attribute, keyword_inputs or inputs))
+        for value in call.inputs.values() if keyword_inputs else call.inputs:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset can close the file afterwards.
         self._calls.append(call)
-        if named:
-            return {name: OpaquePlaceholder(ResultPlaceholder(position, name)) for name in named}
+        if keyword_inputs:
+            return {name: OpaquePlaceholder(ResultPlaceholder(position, name)) for name in keyword_inputs}
         outputs = tuple(OpaquePlaceholder(ResultPlaceholder(position, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
@@ -197,7 +197,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
             continue
         result = transform(*inputs)
         if len(inputs) > 1 and not (isinstance(result, tuple | list) and len(result) == len(inputs)):
-            raise DataError(f"a transform gets {len(inputs)} arguments, and does not return as many results; {ADVICE}")
+            raise DataError(f"a transform takes {len(inputs)} arguments and returns another number; {SPLIT_ADVICE}")
         inputs = tuple(result) if len(inputs) > 1 else (result,)
     return inputs
 

@@ -34,7 +34,7 @@ from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.samples import EncodedSamples
 from vitmnist.store.tree import flatten_tree, map_batch_tensors
 
-TOLERANCE = 8
+MAX_PIXEL_DIFFERENCE = 8
 """The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing differs by up to 5."""
 BATCHES_AHEAD = 2
 """The number of batches that are made ahead of the training loop."""
@@ -157,7 +157,7 @@ def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: Enco
     for index in split.probes:
         with preserve_random_state():
             seed_generators(0, 0, index)
-            expected = default_collate([split.transform(images[index], random)])
+            expected = default_collate([split.transform(images.load(index), random)])
             seed_generators(0, 0, index)
             samples = draw_samples(tensors, random, [index])
         actual = finish_batch(samples, allocate_batches(samples))
@@ -172,9 +172,9 @@ def _check_close(actual: Tensor, expected: Tensor) -> None:
         raise DataError("tensors get another shape or dtype than PIL images")
     scale = 255 if expected.is_floating_point() else 1
     difference = scale * (actual.double() - expected.double()).abs().max().item()
-    if difference > TOLERANCE:
+    if difference > MAX_PIXEL_DIFFERENCE:
         raise DataError(
-            f"pixels differ by up to {difference:.3g} of 255 from PIL's, more than the {TOLERANCE} of rounding"
+            f"pixels differ by up to {difference:.3g} of 255 from PIL's, and rounding by {MAX_PIXEL_DIFFERENCE} at most"
         )
 
 

@@ -19,11 +19,11 @@ V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 """The module of torchvision's transforms of v1, and the prefix of the modules of v2."""
 SAME_DRAWS_IN_V2 = ("RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandomRotation")
 """The random transforms that draw the same numbers in v1 and v2."""
-RANDOM = ("RandomCrop", *SAME_DRAWS_IN_V2)
+RANDOM_TRANSFORMS = ("RandomCrop", *SAME_DRAWS_IN_V2)
 """The supported random transforms."""
-RESIZING = ("Resize", "CenterCrop", "Pad", "Grayscale")
+SHAPE_TRANSFORMS = ("Resize", "CenterCrop", "Pad", "Grayscale")
 """The supported deterministic transforms that change the shape."""
-NO_CHANGE = ("PILToTensor", "ToImage", "ToPureTensor")
+IDENTITY_TRANSFORMS = ("PILToTensor", "ToImage", "ToPureTensor")
 """The conversions that do not change the values of a uint8 tensor."""
 
 
@@ -54,7 +54,7 @@ def build_tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
         name = get_torchvision_name(transform)
         is_uint8 = pipeline.to_float is None and pipeline.mean_and_std is None
         changes_shape = getattr(transform, "expand", False) or getattr(transform, "pad_if_needed", False)
-        if name in (*RANDOM, *RESIZING) and is_uint8 and not changes_shape:
+        if name in (*RANDOM_TRANSFORMS, *SHAPE_TRANSFORMS) and is_uint8 and not changes_shape:
             pipeline.transforms += _convert_transform(transform, name)
         elif name == "ToTensor" or (name == "ConvertImageDtype" and transform.dtype == torch.float32):
             pipeline.to_float = partial(torch.div, other=255)
@@ -63,7 +63,7 @@ def build_tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
         elif name == "Normalize" and pipeline.mean_and_std is None:
             mean, std = (torch.as_tensor(values).view(-1, 1, 1) for values in (transform.mean, transform.std))
             pipeline.mean_and_std = mean, std
-        elif name not in NO_CHANGE:
+        elif name not in IDENTITY_TRANSFORMS:
             raise ConfigError(
                 f"transforms='tensor' applies crops, flips, ColorJitter, RandomRotation and resizing of torchvision, "
                 f"then ToTensor and Normalize, not {get_transform_name(transform)} as it is; use transforms='exact'"
@@ -105,8 +105,8 @@ def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Trans
     for transform in transforms:
         name = get_torchvision_name(transform)
         with as_data_error(f"the transform {name}"):  # For example, a crop can be larger than the image.
-            steps += _draw(transform, _create_meta_image(shape)) if name in RANDOM else [transform]
-        if name in RESIZING:
+            steps += _draw_transform(transform, _create_meta_image(shape)) if name in RANDOM_TRANSFORMS else [transform]
+        if name in SHAPE_TRANSFORMS:
             shape = tuple(transform(_create_meta_image(shape)).shape)
         elif name in ("RandomCrop", "RandomResizedCrop"):
             shape = (shape[0], *transform.size)
@@ -118,7 +118,7 @@ def _create_meta_image(shape: Shape) -> Tensor:
     return torch.empty(shape, dtype=torch.uint8, device="meta")
 
 
-def _draw(transform: Any, image: Tensor) -> list[Transform]:
+def _draw_transform(transform: Any, image: Tensor) -> list[Transform]:
     from torchvision.transforms.v2 import functional
 
     if hasattr(transform, "p") and torch.rand(1) >= transform.p:

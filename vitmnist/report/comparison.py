@@ -13,8 +13,8 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import dotted_keys, format_value, is_ignored_in_comparison, is_under, keys_where
-from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table
+from vitmnist.config.schema import find_keys, flatten_keys, format_value, is_ignored_in_comparison, is_under
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
@@ -145,12 +145,12 @@ class Comparison:
         return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
 
     @cached_property
-    def metric(self) -> MetricRow:
+    def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
-    def title(self, metric: MetricRow) -> str:
+    def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
         if not metric.name.startswith("eval_") or metric.summary != "selected":
             return metric.column or metric.name
@@ -246,7 +246,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     for key, value in run.config.items():
         # Each option of a list of members, such as augmentations, is a key: `data.augment.operations.0.pixels`.
         if isinstance(value, list) and value and all(isinstance(member, Mapping) for member in value):
-            config |= dotted_keys({str(index): member for index, member in enumerate(config.pop(key))}, f"{key}.")
+            config |= flatten_keys({str(index): member for index, member in enumerate(config.pop(key))}, f"{key}.")
     # A wrapping loader has the wrapped loader as an option, such as `base`.
     keys = sorted((key for key in config if key.startswith(LOADER_OPTION) and key.endswith(".name")), key=len)
     if len(keys) > 1:
@@ -258,7 +258,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
-    ignored = [*keys_where(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
+    ignored = [*find_keys(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 
@@ -282,7 +282,7 @@ def _facts(run: Run) -> dict[str, str]:
         return {}
     dataset = run.result.dataset or {}
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
-    if folds := (dataset.get("undivided_sha256") or {}).get("folds"):
+    if folds := (dataset.get("division") or {}).get("folds"):
         # A fold can have an image more than another one.
         sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
@@ -292,7 +292,7 @@ def _facts(run: Run) -> dict[str, str]:
         "resolved device": run.result.device,
         "processes": (run.result.distributed or {}).get("ranks"),
         "data": f"{format_fact(dataset.get('name'))}, images: {images}" if dataset else None,
-        DATA_CHECKSUM: dataset.get("undivided_sha256") or dataset.get("sha256"),
+        DATA_CHECKSUM: dataset.get("division") or dataset.get("sha256"),
     }
     return {title.replace("_", " "): format_fact(value) for title, value in facts.items() if value not in (None, {})}
 
@@ -308,5 +308,5 @@ def format_fact(value: object) -> str:
     return str(value)
 
 
-def _measured(runs: Iterable[Run], metric: MetricRow) -> list[float]:
+def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
     return [value for run in runs if (value := run.value_of(metric.name)) is not None]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
 
-from vitmnist.metrics.epoch_table import MetricRow
+from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow
 from vitmnist.report.statistics import PairwiseComparison, format_spread
 from vitmnist.timing.table import Bottleneck, format_seconds
@@ -25,7 +25,7 @@ def summarize_comparison(comparison: Comparison) -> list[str]:
     return [*filter(None, sentences)]
 
 
-def format_quality(metric: MetricRow, value: float) -> str:
+def format_quality(metric: EpochMetric, value: float) -> str:
     digits = 4 if metric.digits is None else metric.digits
     return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
 
@@ -53,7 +53,7 @@ def summarize_quality(comparison: Comparison) -> str:
     return f"{extreme} median {title}: {label}, {best} ({over_seeds}). {_quality_noise(comparison, label)}"
 
 
-def format_mean(metric: MetricRow, values: Collection[float]) -> str:
+def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
     """Format mean and standard deviation of two or more values, such as `97.31% ± 0.42`."""
     return f"{format_quality(metric, fmean(values))} ± {format_quality(metric, stdev(values)).rstrip('%')}"
 

@@ -33,7 +33,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
     is_auto = name == "auto"
     if is_auto:
         if count and not is_available:
-            log.warning("device=auto: no GPU can be used: %s", _why_unavailable())
+            log.warning("device=auto: no GPU can be used: %s", _explain_unavailable_cuda())
         name = "cuda" if is_available else "cpu"
     device = torch.device(name)
     if device.type == "cpu":
@@ -43,7 +43,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
             raise ConfigError(f"device={name}: names one device for {world.size} processes; set device=cuda")
         device = torch.device("cuda", 0 if is_confined else world.local_rank)
     if not is_available:
-        raise ConfigError(f"device={name}: {_why_unavailable()}; set device=auto or device=cpu")
+        raise ConfigError(f"device={name}: {_explain_unavailable_cuda()}; set device=auto or device=cpu")
     if device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())  # `torch.cuda.set_device` needs an index.
     if device.index >= count:
@@ -51,7 +51,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
             f"device={name}: torch sees {count} GPUs here, so rank {world.rank} cannot use {device}; set "
             "device=auto or device=cpu, and torchrun --nproc-per-node to the number of GPUs"
         )
-    if reason := _missing_kernels(device):
+    if reason := _explain_missing_kernels(device):
         if is_auto:
             log.warning("device=auto: the CPU is used, because %s", reason)
             return torch.device("cpu")
@@ -62,7 +62,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
 def refuse_mps(name: str) -> None:
     """Raise `ConfigError` for the GPU of a Mac."""
     if name.startswith("mps"):
-        raise ConfigError("mps is not supported yet: float64 and measured times are missing there; type device=cpu")
+        raise ConfigError("mps is not supported yet: float64 and measured times are missing there; set device=cpu")
 
 
 def _has_own_gpu(world: World, count: int) -> bool:
@@ -71,7 +71,7 @@ def _has_own_gpu(world: World, count: int) -> bool:
     return all(len(uuids) == 1 for uuids in ranks) and len({uuids[0] for uuids in ranks}) == world.size
 
 
-def _missing_kernels(device: torch.device) -> str | None:
+def _explain_missing_kernels(device: torch.device) -> str | None:
     """Why this build of torch cannot use a GPU; None if it has code for its compute capability."""
     architectures, capability = torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)
     builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures))
@@ -86,7 +86,7 @@ def _missing_kernels(device: torch.device) -> str | None:
     return f"{name}, and this torch has code for {', '.join(architectures)} only"
 
 
-def _why_unavailable() -> str:
+def _explain_unavailable_cuda() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     reason = "torch sees no CUDA device here" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})")
     try:
@@ -173,7 +173,7 @@ def create_queue(device: torch.device) -> DeviceQueue:
 
 
 @contextmanager
-def float32_products(use_tf32: bool = False) -> Iterator[None]:
+def set_float32_precision(use_tf32: bool = False) -> Iterator[None]:
     """Compute float32 matrix products and convolutions in float32 or in TF32; torch's own defaults for them differ."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if use_tf32 else "highest")

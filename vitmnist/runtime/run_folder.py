@@ -19,7 +19,7 @@ class InUseError(ConfigError):
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Create the folder of a run or sweep if there is none, and lock it within the block.
 
     The lock is on the file `.lock`, and the file stays. The system releases the lock when this process ends.

@@ -42,7 +42,7 @@ def end_interrupted(hint: str = "") -> NoReturn:
 
 
 @contextmanager
-def signal_handler(
+def handle_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int
 ) -> Iterator[None]:
     """Handle signals with a function within the block; outside the main thread, do nothing."""
@@ -70,7 +70,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
     def listen(self, deadline: float) -> None:
         """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
         self._deadline = deadline
-        self._handlers.enter_context(signal_handler(self._record, *list_handled_signals()))
+        self._handlers.enter_context(handle_signals(self._record, *list_handled_signals()))
 
     def __exit__(self, *exception: object) -> None:
         self._handlers.close()

@@ -103,7 +103,7 @@ class TorchWorld(World):
     def wrap_ddp(self, module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, process_group=self._device_group, gradient_as_bucket_view=True)
 
-    def first_failure(self, error: BaseException) -> BaseException:
+    def find_first_failure(self, error: BaseException) -> BaseException:
         failure = classify_error(error)
         if failure.status == "interrupted" or isinstance(error, PeerError) or not distributed.is_initialized():
             return error

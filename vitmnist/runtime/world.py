@@ -66,7 +66,7 @@ class World:
         """Wrap `module` so that its backward pass averages the gradients over the ranks."""
         return module
 
-    def first_failure(self, error: BaseException) -> BaseException:
+    def find_first_failure(self, error: BaseException) -> BaseException:
         """Return `error`, or a `PeerError` with the message of the rank that failed before this one."""
         return error
 

@@ -40,7 +40,7 @@ READ_SIZE = 2**20
 """Number of bytes to read at a time for a checksum."""
 CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """The errors of reading a missing or damaged cache."""
-ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
+FOLDER_ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -91,7 +91,7 @@ def open_or_write_cache(
                 entry = _remove_damaged(entry)
         unfinished = folder / f".{name}.unfinished"
         try:
-            _decode_named(unfinished, size, decode(), names)
+            _write_files(unfinished, size, decode(), names)
             record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": metadata()}))
             with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
@@ -102,7 +102,7 @@ def open_or_write_cache(
         return _map_files(entry, names), record["metadata"]
 
 
-def _decode_named(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
+def _write_files(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:
     with ExitStack() as stack:
         with _translate_os_errors(folder.parent):
             shutil.rmtree(folder, ignore_errors=True)  # A killed process can leave it behind.
@@ -129,7 +129,7 @@ def _translate_os_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
-            f"the cache folder {folder} cannot be used: {error}; fix this, or name another with {ADVICE}"
+            f"the cache folder {folder} cannot be used: {error}; fix this, or name another with {FOLDER_ADVICE}"
         ) from error
 
 
@@ -142,8 +142,8 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise OutOfSpaceError(
-                        f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
-                        f"{format_mib(free)} are free; name a folder on another disk with {ADVICE}, or choose "
+                        f"cache: the decoded dataset takes {format_mib(needed)} on the disk of {folder}, where "
+                        f"{format_mib(free)} are free; name a folder on another disk with {FOLDER_ADVICE}, or choose "
                         "data/loader=disk"
                     )
                 _write_headers(files, arrays, counts)

@@ -20,7 +20,7 @@ class StoreOptions:
     """Where to store decoded samples, and how later processes find them.
 
     Args:
-        folder: the folder for a mapped file; None keeps the samples in host memory.
+        folder: the folder for a mapped file; None stores the samples in host memory.
         fingerprint: identifies the samples for later processes; with None, the files disappear with this process.
     """
 
@@ -55,8 +55,9 @@ def is_large(shape: Sequence[int]) -> bool:
 
 def as_contiguous_rows(images: Tensor) -> Tensor:
     """Return a view with contiguous rows: `[N, H, W, C]` for images with their channels last in memory."""
-    is_last = images.dim() == 4 and images.stride(1) == 1 and images.is_contiguous(memory_format=torch.channels_last)
-    return images.permute(0, 2, 3, 1) if is_last and images.shape[1] > 1 else images
+    has_channels = images.dim() == 4 and images.shape[1] > 1 and images.stride(1) == 1
+    is_channels_last = has_channels and images.is_contiguous(memory_format=torch.channels_last)
+    return images.permute(0, 2, 3, 1) if is_channels_last else images
 
 
 def gather_rows(tensors: Sequence[Tensor], indices: slice | Tensor, out: Sequence[Tensor] = ()) -> tuple[Tensor, ...]:

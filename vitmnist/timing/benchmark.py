@@ -104,7 +104,7 @@ class LoaderCandidate:
         if self.error:
             return
         try:
-            window = self._time(size)
+            window = self._measure(size)
         except Exception as error:
             if self.is_required:
                 raise
@@ -116,7 +116,7 @@ class LoaderCandidate:
             self.windows.append(window)
         self.warm_up = self.warm_up or window
 
-    def _time(self, size: int) -> TimedWindow | None:
+    def _measure(self, size: int) -> TimedWindow | None:
         """Time `size` batches, skipping those that may have been prefetched before the first step ended."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
@@ -182,10 +182,10 @@ class Benchmark(ExitStack):
             if index and time.perf_counter() > deadline:  # The first batch of each window can take long.
                 break
             for candidate in candidates:
-                window, least = candidate.warm_up, size
+                window, window_size = candidate.warm_up, size
                 if window and candidate.device.type == "cuda":
-                    least = ceil(MIN_GPU_WINDOW_S / window.later_batch_s)
-                candidate.time_window(max(size, least))
+                    window_size = max(size, ceil(MIN_GPU_WINDOW_S / window.later_batch_s))
+                candidate.time_window(window_size)
 
     @staticmethod
     def _warm_up_gpu(candidates: Sequence[LoaderCandidate], size: int) -> None:

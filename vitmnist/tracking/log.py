@@ -7,8 +7,8 @@ from typing import Any
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor
-from vitmnist.metrics.epoch_table import MetricRow
+from vitmnist.metrics.epoch_record import Monitor
+from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 EPOCH_LINE = (
     "epoch {epoch}/{epochs}  train loss {train_loss:.4f} acc {train_acc:.2f}%  "
-    "eval loss {eval_loss:.4f} acc {eval_acc:.2f}%  "
+    "{eval_split} loss {eval_loss:.4f} acc {eval_acc:.2f}%  "
     "{epoch_s:.2f} s, {data_wait_pct:.1f}% of training waiting for data, {images_per_s:,.0f} images/s"
 )
-"""The log line of an epoch, with the keys of its record."""
+"""The log line of an epoch: the keys of its record, and the split on which epochs are evaluated."""
 
 
 def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
@@ -46,14 +46,16 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     if pretrained := find_pretrained(config):
         size = step.preprocess.augment.crop_size or dataset.train.images.shape[2:]
         log_expected_input(pretrained.architecture, step.model, size, dataset.train)
-    if compile_s := step.compile_s:
-        action = "compilation" if step.options.compile else "capturing the graph"
+    if compile_s := step.execution.compile_s:
+        action = "compilation" if step.execution.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which no epoch includes", action, compile_s)
 
 
-def log_epoch(record: EpochRecord, epochs: int, monitored: MetricRow) -> None:
-    """Log one line, with the monitored metric; the log counts epochs from 1, the records from 0."""
-    line = EPOCH_LINE.format_map(record | {"epoch": record["epoch"] + 1, "epochs": epochs})
+def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
+    """Log one line for the last epoch, with the monitored metric; the log counts epochs from 1, the records from 0."""
+    record = result.epochs[-1]
+    numbers = {"epoch": record["epoch"] + 1, "epochs": epochs, "eval_split": result.eval_split}
+    line = EPOCH_LINE.format_map(record | numbers)
     if monitored.name not in EPOCH_LINE:
         line += f"  {monitored.name} {record[monitored.name]:.4g}"
     log.info("%s", line)

@@ -139,7 +139,7 @@ def record_outcome(result: Result, config: Config, stop: StopSignal, world: Worl
     try:
         yield
     except BaseException as raised:
-        error = world.first_failure(raised)
+        error = world.find_first_failure(raised)
         if stop.reason and classify_error(error).cause == "worker":
             # The signal that stops the run also stopped its workers.
             error = create_interruption(stop.reason)

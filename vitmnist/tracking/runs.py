@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vitmnist.config.schema import dotted_keys
+from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
-from vitmnist.metrics.epoch_table import EPOCH_S, MetricRow, build_epoch_table, find_metric
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table, find_metric
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import is_in_use
 from vitmnist.tracking.result import CONFIG_FILE, Result
@@ -36,7 +36,7 @@ class Run:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration by dotted keys such as `data.loader.name`; empty if unknown."""
-        return dotted_keys(self.result.config or {})
+        return flatten_keys(self.result.config or {})
 
     @property
     def seeds(self) -> str:
@@ -76,7 +76,7 @@ class Run:
         return ", ".join(["completed", *(remark for remark, applies in remarks.items() if applies)])
 
     @cached_property
-    def monitored_metric(self) -> MetricRow | None:
+    def monitored_metric(self) -> EpochMetric | None:
         """The metric that `monitor` names; None if no installed package registers it."""
         with suppress(ConfigError):
             return find_metric(str(self.config.get("monitor", "eval_acc")), "monitor")

@@ -1,8 +1,7 @@
 """Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`, `optimizer.layer_decay`)."""
 
 import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.models.pretrained import fit_weights
+from vitmnist.optim.parameters import find_layers
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,12 @@ def load_pretrained_weights(model: nn.Module, weights: Mapping[str, Tensor], ski
 
 
 def log_expected_input(architecture: str, model: Any, size: Sequence[int], train: Split) -> None:
-    """Log the input that the weights of a library expect, if the run's images have another size or other statistics."""
+    """Log the input of the model's `pretrained_cfg`, if the run's images have another size or other statistics.
+
+    It is a dict with `input_size` (channels, height and width), `mean` and `std`, as in models of timm.
+    """
+    if not hasattr(model, "pretrained_cfg"):
+        return
     values = (tuple(model.pretrained_cfg[key]) for key in ("input_size", "mean", "std"))
     (_, height, width), mean, std = values
     if (height, width, mean, std) != (*size, train.mean, train.std):
@@ -59,7 +64,7 @@ def load_initial_weights(
     differing = [
         f"{name} ({_format_shape(weights, name)} in {key}, {_format_shape(state, name)} in the model)"
         for name in sorted(names - fitting.keys())
-        if not _matches(name, skip)
+        if not any(fnmatchcase(name, pattern) for pattern in skip)
     ]
     if differing:
         raise ConfigError(
@@ -90,32 +95,8 @@ def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[
     return weights
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
-
-
-def find_layers(model: Any) -> dict[str, int]:
-    """Return the layer of each parameter, from 0 at the input to the head; empty for a model without ordered blocks.
-
-    Models of timm have a `group_matcher`. In others, the regular expression `layer_pattern` matches the names of the
-    parameters of a block, which are in the order of the forward pass.
-    """
-    if hasattr(model, "group_matcher"):
-        from timm.models import group_parameters
-
-        return dict(group_parameters(model, model.group_matcher(coarse=False), reverse=True))
-    layers, blocks = {}, ["stem"]
-    for name, _ in model.named_parameters():
-        match = re.match(getattr(model, "layer_pattern", "$"), name)
-        block = match[0] if match else "stem" if len(blocks) == 1 else "head"
-        if block not in blocks:
-            blocks.append(block)
-        layers[name] = blocks.index(block)
-    return layers if len(blocks) > 1 else {}
 
 
 def scale_learning_rates(

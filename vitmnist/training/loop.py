@@ -16,7 +16,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
 from vitmnist.metrics.epoch_table import SAVE_S
-from vitmnist.runtime.device import float32_products
+from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -37,12 +37,11 @@ def train_epoch(
         ValueError: the loader delivers fewer or more batches than the epoch has.
         TrainingError: a loss is not finite; the message names the first such step.
     """
-    metrics = progress.metrics
-    step.train_mode()
-    timer = progress.timer
+    accumulator, timer = progress.accumulator, progress.timer
+    step.execution.train_mode()
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
-    for batch in timer.waiting(step.batches(loader, progress.epoch, start=metrics.num_batches)):
-        metrics.update(step(batch, progress.record_step))
+    for batch in timer.waiting(step.batches(loader, progress.epoch, start=accumulator.num_batches)):
+        accumulator.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
     loader.sampler.draw_ahead(progress.epoch + 1, step.device)  # The device is still computing the last steps.
@@ -74,19 +73,19 @@ def evaluate(
     model.eval()
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
-    metrics = MetricAccumulator(sampler, device, world)
+    accumulator = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
     functions = get_batch_metrics()
     timer = EpochTimer(device)
     timer.start()
-    with torch.inference_mode(), float32_products():
+    with torch.inference_mode(), set_float32_precision():
         for index, (images, labels) in timer.waiting(zip(range(len(loader)), loader.epoch(0), strict=True)):
             # A rank without images in the last batch receives one image of padding; `count` is then 0.
             count, size = sampler.num_rank_images(index), sampler.num_images(index)
             logits, targets = model(preprocess(images))[:count], labels[:count]
             cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
             sums = {name: compute(logits, targets) for name, compute in functions.items()}
-            metrics.update({"loss": cross_entropy, **sums})
+            accumulator.update({"loss": cross_entropy, **sums})
             batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
             timer.begin("other")
             after_step(timer)
@@ -95,8 +94,8 @@ def evaluate(
     saving = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
     confusion_metrics = compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
-    values = {**metrics.compute(), **confusion_metrics, "s": sum(seconds.values())}
-    return {f"{split}_{name}": value for name, value in values.items()} | {SAVE_S.name: saving}, predictions
+    metrics = {**accumulator.compute(), **confusion_metrics, "s": sum(seconds.values())}
+    return {f"{split}_{name}": value for name, value in metrics.items()} | {SAVE_S.name: saving}, predictions
 
 
 @dataclass(frozen=True)

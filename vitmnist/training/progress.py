@@ -36,7 +36,7 @@ class EpochProgress:
     ) -> None:
         self.epoch = epoch
         self.timer = EpochTimer(device)
-        self.metrics = MetricAccumulator(sampler, device, world)
+        self.accumulator = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
         self._first_step = epoch * len(sampler)
         """The step of the run at which the epoch begins."""
@@ -49,7 +49,7 @@ class EpochProgress:
 
     def record_step(self, train_step: TrainStep) -> None:
         """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
-        index = self.metrics.num_batches
+        index = self.accumulator.num_batches
         self._lrs.append(train_step.current_lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
             gradients = [parameter.grad for parameter in train_step.model.parameters() if parameter.grad is not None]
@@ -57,7 +57,7 @@ class EpochProgress:
 
     def logged_steps(self) -> list[dict[str, Any]]:
         """Return `step` (over the run), `loss`, `lr` and `grad_norm` (None if not finite) of each logged step."""
-        losses = self.metrics.batch_sums("loss")
+        losses = self.accumulator.batch_sums("loss")
         return [
             {
                 "step": self._first_step + index,
@@ -70,7 +70,7 @@ class EpochProgress:
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for index, loss in enumerate(self.metrics.batch_sums("loss")):
+        for index, loss in enumerate(self.accumulator.batch_sums("loss")):
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss} in epoch {self.epoch + 1}, step {index + 1}, at learning rate "
@@ -83,7 +83,7 @@ class EpochProgress:
         seconds = self._seconds()
         train_s = seconds["waiting"] + seconds["computing"] + seconds["other"]
         return {
-            **{f"train_{name}": mean for name, mean in self.metrics.compute().items()},
+            **{f"train_{name}": mean for name, mean in self.accumulator.compute().items()},
             epoch_table.TRAIN_S.name: train_s,
             epoch_table.FIRST_BATCH_S.name: seconds["first_batch"],
             epoch_table.DATA_WAIT_S.name: seconds["waiting"],
@@ -91,13 +91,13 @@ class EpochProgress:
             epoch_table.COMPUTE_S.name: seconds["computing"],
             epoch_table.HOST_LEAD_S.name: self.timer.host_lead_s,
             epoch_table.SAVE_S.name: seconds["saving"],
-            epoch_table.IMAGES_PER_S.name: sum(self.metrics.batch_sizes) / train_s,
+            epoch_table.IMAGES_PER_S.name: sum(self.accumulator.batch_sizes) / train_s,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values and CPU tensors; waits for the device."""
         return {
-            "metrics": self.metrics.state_dict(),
+            "metrics": self.accumulator.state_dict(),
             "lrs": list(self._lrs),
             "gradient_norms": {index: float(norm) for index, norm in self._gradient_norms.items()},
             "seconds": self._seconds(),
@@ -105,7 +105,7 @@ class EpochProgress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.metrics.load_state_dict(state["metrics"])
+        self.accumulator.load_state_dict(state["metrics"])
         self._lrs = list(state["lrs"])
         self._gradient_norms = dict(state["gradient_norms"])
         self._seconds_before_resume = state["seconds"]

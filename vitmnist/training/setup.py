@@ -11,16 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment, get_input_size
-from vitmnist.config.schema import Config, registries
+from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
+from vitmnist.data.datasets.base import DATASETS, Dataset, DatasetOptions, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
-from vitmnist.models import MODELS
-from vitmnist.models.pretrained import TorchvisionOptions
-from vitmnist.optim.schedules import follows_monitor
+from vitmnist.models import MODELS, PretrainedOptions
+from vitmnist.optim.schedules import SCHEDULES, ScheduleOptions
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
@@ -30,18 +29,16 @@ from vitmnist.training.step import TrainStep
 
 def resolve_dataset_options(config: Config) -> Config:
     """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
-    _, options = DATASETS.resolve(config.data.dataset)
-    resolved: dict[str, Any] = getattr(options, "resolve_auto", dict)()
-    return replace(config, data=replace(config.data, dataset=config.data.dataset | resolved))
+    options = DATASETS.resolve_options(config.data.dataset, DatasetOptions)
+    return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
 def check_config(config: Config, device: torch.device) -> None:
     """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
-    for key, registry in registries():
+    for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
-    _, options = DATASETS.resolve(config.data.dataset)
-    shape = getattr(options, "shape", None)
+    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
     resolve_statistics(config.data.normalize, shape and shape[0])
     if shape:  # The number of classes is unknown before the data is read; use two.
         build_model(config, shape, classes=2, device=device, weights=None)
@@ -60,11 +57,12 @@ def read_dataset(config: Config, world: World) -> Dataset:
         world.barrier()
     dataset = hold_out_and_normalize(dataset, config.data)
     if config.limit_batches:
-        dataset = dataset.limited(config.limit_batches * config.batch_size)
+        dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
-    if (config.patience or follows_monitor(config.schedule)) and dataset.validation is None:
+    follows_monitor = SCHEDULES.resolve_options(config.schedule, ScheduleOptions).follows_monitor
+    if (config.patience or follows_monitor) and dataset.validation is None:
         raise ConfigError(
             f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
@@ -104,10 +102,10 @@ def build_model(
     return model
 
 
-def find_pretrained(config: Config) -> TorchvisionOptions | None:
+def find_pretrained(config: Config) -> PretrainedOptions | None:
     """Return the options of the model if they name pretrained weights."""
     _, options = MODELS.resolve(config.model)
-    return options if isinstance(options, TorchvisionOptions) and options.weights else None
+    return options if isinstance(options, PretrainedOptions) and options.weights else None
 
 
 def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
@@ -159,6 +157,7 @@ def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> N
     """Raise the `ValueError` of batch normalisation now if it cannot train on a last microbatch of one image."""
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    if step.has_batch_norm and any((size - 1) % step.microbatch_size == 0 for size in sizes):
+    execution = step.execution
+    if execution.has_batch_norm and any((size - 1) % execution.microbatch_size == 0 for size in sizes):
         with torch.no_grad():
             copy.deepcopy(step.model)(step.preprocess(image))  # `Trainer.distribute` seeds the generators later.

@@ -26,7 +26,7 @@ def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_images_are_those_that_torchvision_reads(
+def test_the_images_equal_torchvisions(
     name: str, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = SOURCES[name]
@@ -45,7 +45,7 @@ def test_the_images_are_those_that_torchvision_reads(
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "archive"])
-def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage: str) -> None:
+def test_files_that_differ_from_the_published_checksum_are_refused(name: str, tmp_path: Path, damage: str) -> None:
     """The message names the archive and the folder that it belongs in."""
     source = SOURCES[name]
     path = tmp_path / source.base_folder / source.test_list[0][0]
@@ -61,4 +61,4 @@ def test_what_is_not_as_published_is_not_read(name: str, tmp_path: Path, damage:
     assert missing.startswith(
         f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"
     )
-    assert advice == f"Put {source.filename} into {tmp_path}, or type data.root= and the folder that has them"
+    assert advice == f"Put {source.filename} into {tmp_path}, or set data.root to a folder that has them"

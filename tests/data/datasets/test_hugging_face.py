@@ -2,6 +2,7 @@
 
 import io
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vitmnist.data.datasets import hugging_face
 from vitmnist.data.images import ColorMode, ImageReader, to_tensor
 from vitmnist.errors import ConfigError, DataError, MissingExtraError
 
-datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.skipif(not find_spec("datasets"), reason="datasets is not installed")
 NAMES = ["oak", "ash", "elm"]
 
 
@@ -30,6 +31,8 @@ def encode(number: int) -> bytes:
 
 def rows(numbers: range, **columns: Any) -> Any:
     """Images with other columns, which are not read."""
+    import datasets
+
     features = {"photo": datasets.Image(), "tree": datasets.ClassLabel(names=NAMES), "note": datasets.Value("string")}
     images = [{"bytes": encode(number)} for number in numbers]
     values = {"photo": images, "tree": [number % 3 for number in numbers], "note": ["old"] * len(numbers)}
@@ -38,6 +41,8 @@ def rows(numbers: range, **columns: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -47,6 +52,8 @@ def load(path: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["saved", "parquet"])
 def test_splits_are_read_and_every_loader_delivers_the_same(kind: str, tmp_path: Path) -> None:
+    import datasets
+
     both = datasets.DatasetDict({"train": rows(range(30)), "valid": rows(range(30, 39))})
     if kind == "saved":
         both.save_to_disk(tmp_path / "trees")
@@ -85,7 +92,9 @@ def test_a_run_is_resumed_and_used(tmp_path: Path, succeed: Printed, call_here: 
     assert not torch.equal(load(path).train.images, before)
 
 
-def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     path = tmp_path / "trees"
     broken = [{"bytes": b"no image"}, *({"bytes": encode(number)} for number in range(29))]
     rows(range(30), photo=broken).save_to_disk(path)
@@ -119,6 +128,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         load(tmp_path / "none")
     monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
     with pytest.raises(
-        MissingExtraError, match=r"datasets is not installed; type pip install 'vitmnist\[hugging_face\]'"
+        MissingExtraError, match=r"datasets is not installed; run pip install 'vitmnist\[hugging_face\]'"
     ):
         load(path)

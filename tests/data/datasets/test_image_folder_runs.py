@@ -29,7 +29,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: next(free))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
-    assert re.search(rf"{loader}: the set takes .* are free; try data/loader=", printed)
+    assert re.search(rf"{loader}: the dataset takes .* are free; try data/loader=", printed)
 
 
 @pytest.mark.needs("POSIX files")
@@ -57,7 +57,9 @@ def test_images_are_decoded_on_all_cores_in_the_same_order(folder: Path, monkeyp
     assert not {*threading.enumerate()} - before
 
 
-def test_training_on_ones_own_images(folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path) -> None:
+def test_a_folder_of_images_can_be_trained_on(
+    folder: Path, train_here: Train, call_here: CallHere, tmp_path: Path
+) -> None:
     (folder / "dog" / "3.png").write_bytes(b"")
     options = ["data.dataset.skip_unreadable=true", "data.dataset.size=[14,28]", "hydra.run.dir=run", "epochs=1"]
     ended = train_here(*overrides(folder), *options)

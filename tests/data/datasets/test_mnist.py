@@ -20,7 +20,7 @@ def kmnist(root: Path, **sizes: int) -> Dataset:
     return load_dataset("kmnist", root=str(root), **sizes)
 
 
-def test_the_bundled_mnist_is_the_one_torchvision_downloads(tmp_path: Path) -> None:
+def test_the_bundled_mnist_equals_torchvisions_download(tmp_path: Path) -> None:
     """The files have the MD5 that torchvision checks, and the arrays that torchvision reads."""
     dataset = load_dataset("mnist", root=str(tmp_path))
     raw = tmp_path / "MNIST" / "raw"
@@ -48,7 +48,7 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
         replace(tiny, train=tiny.train.subset(slice(0)))
 
 
-def test_files_that_are_there_are_used_without_a_download(tmp_path: Path, tiny: Dataset) -> None:
+def test_existing_files_are_used_without_a_download(tmp_path: Path, tiny: Dataset) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw")
     files = sorted(tmp_path.rglob("*"))
     assert kmnist(tmp_path).sha256 == tiny.sha256
@@ -61,7 +61,7 @@ def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatc
         kmnist(tmp_path)
     message = str(caught.value)
     assert str(tmp_path / "KMNIST" / "raw") in message
-    assert "type data.root= and the folder that has them" in message
+    assert "set data.root to a folder that has them" in message
     assert all(f"{name}.gz" in message for name in FILES)
 
 
@@ -103,7 +103,7 @@ def test_files_that_do_not_fit_together_are_refused(
         kmnist(tmp_path)
 
 
-def test_statistics_are_those_of_the_definition() -> None:
+def test_statistics_match_their_definition() -> None:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (2345, 3, 50, 4), generator=generator, dtype=torch.uint8)  # several chunks
     images[:, 2] = 9

@@ -20,7 +20,7 @@ from vitmnist.runtime.memory import map_private
 
 @dataclass
 class ArrayNames:
-    """The names of the arrays. Those of validation and test may be missing."""
+    """The names of the arrays. Arrays of validation and test images may be missing."""
 
     images: str = "images"
     labels: str = "labels"
@@ -62,7 +62,7 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
             raise DataError(f"{path}: has no array {missing}; set data.dataset.names.{prefix}images and {prefix}labels")
         try:
             classes = np.unique(labels) if split == "train" else classes
-            pairs[split] = _to_bytes(images, options.statistics), _to_indices(labels, classes)
+            pairs[split] = _to_uint8(images, options.statistics), _to_indices(labels, classes)
         except DataError as error:
             raise DataError(f"{path}: {' and '.join(keys)}: {error}") from error
     is_mapped = path.is_dir() and options.statistics is None
@@ -81,8 +81,8 @@ def _read_array(path: Path, name: str) -> NDArray[Any] | None:
         if not (file := path / f"{name}.npy").exists():
             return None
         header = np.load(file, mmap_mode="r")  # A write to this read-only mapping would end the process.
-        with file.open("rb") as opened:
-            return np.ndarray(header.shape, header.dtype, map_private(opened), header.offset, header.strides)
+        with file.open("rb") as stream:
+            return np.ndarray(header.shape, header.dtype, map_private(stream), header.offset, header.strides)
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.
@@ -90,7 +90,7 @@ def _read_array(path: Path, name: str) -> NDArray[Any] | None:
         raise DataError(f"{path}: {name} {kind}; write arrays with numpy.savez or numpy.save") from error
 
 
-def _to_bytes(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
+def _to_uint8(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
     """Return images as uint8 `[N, C, H, W]`; floats were normalised with the statistics."""
     images: Tensor = as_tensor("images", array)
     if images.dim() == 3:

@@ -80,13 +80,13 @@ class Split(TensorSet):
             raise DataError(f"images: must be uint8 [N, C, H, W], found {images.dtype} {list(images.shape)}")
         if labels.dtype != torch.int64 or labels.dim() != 1:
             raise DataError(
-                f"labels: must be int64 [N], one per image, found {labels.dtype} {list(labels.shape)}; type "
+                f"labels: must be int64 [N], one per image, found {labels.dtype} {list(labels.shape)}; pass "
                 "labels.argmax(1) if they are one-hot; for several labels or masks keep your own training loop, with "
                 "vitmnist.from_dataloader or make_loader, which deliver labels of any shape"
             )
-        least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if least < 0 or most >= len(self.classes):
-            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
+        lowest, highest = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if lowest < 0 or highest >= len(self.classes):
+            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {lowest} to {highest}")
 
     def subset(self, rows: slice | Tensor) -> Split:
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
@@ -108,8 +108,8 @@ class Dataset:
 
     Args:
         skipped: number of unreadable images that were left out with the user's permission.
-        undivided_sha256: the hold-out size or number of folds, and the checksums of the undivided splits. All folds
-            have the same ones, by which reports group them.
+        division: with a hold-out or folds, its size or their number, and the checksums of the splits before the
+            division. It is the same for all folds, so reports group them by it.
         folds: the fold of each training image by its `Split.name`, for `data.fold`; others are always for training.
 
     Raises:
@@ -122,7 +122,7 @@ class Dataset:
     skipped: int = 0
     _: KW_ONLY
     validation: Split | None = None
-    undivided_sha256: dict[str, Any] | None = None
+    division: dict[str, Any] | None = None
     folds: Mapping[Any, int] | None = None
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Dataset:
         }
         return replace(self, **splits)
 
-    def limited(self, size: int) -> Dataset:
+    def draw_subset(self, size: int) -> Dataset:
         """Return a copy with at most `size` images in each split, drawn at random but always the same ones."""
         splits: dict[str, Any] = {}
         for name, split in self.splits.items():
@@ -187,26 +187,40 @@ class Dataset:
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
 DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
-"""Functions of (options, root) that return a `Dataset`.
-
-Options with an attribute `shape`, the `[C, H, W]` of the images, make it possible to refuse an unsuitable model before
-anything is read. With an attribute `reader`, a `FileReader`, `predict` reads files as the dataset does. A method
-`resolve_auto` returns the values, by key, that the images determine; the run records them.
-"""
+"""Functions of (options, root) that return a `Dataset`; the options derive from `DatasetOptions`."""
 
 
 @dataclass
-class SizeOptions:
+class DatasetOptions:
+    """Base class of the options of a dataset. A subclass overrides what they determine."""
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """`[C, H, W]` of the images: an unsuitable model is refused before anything is read. None: not known yet."""
+        return None
+
+    @property
+    def reader(self) -> FileReader | None:
+        """Reads a file for `predict` as the dataset reads its files. None: images are stretched to the shape."""
+        return None
+
+    def resolve_auto(self) -> dict[str, Any]:
+        """Return the values, by key, that replace `auto`; the run records them."""
+        return {}
+
+
+@dataclass
+class SizeOptions(DatasetOptions):
     """Limits the splits to their first `train_size` and `test_size` images; None uses all."""
 
     train_size: int | None = config_field(None, at_least=1)
     test_size: int | None = config_field(None, at_least=1)
 
-    def spans(self, train: int, test: int) -> tuple[slice, slice]:
+    def select_rows(self, train: int, test: int) -> tuple[slice, slice]:
         """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
             if size is not None and size > available:
-                raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
+                raise ConfigError(f"data.dataset.{key}={size}: the split has {available} images; null uses all")
         return slice(self.train_size), slice(self.test_size)
 
 
@@ -220,7 +234,7 @@ def make_dataset(
     is_mapped: bool = False,
 ) -> Dataset:
     """Make a dataset of images uint8 `[N, C, H, W]`, perhaps memory-mapped, and labels int64 `[N]`, cut to `sizes`."""
-    train_rows, test_rows = sizes.spans(len(train[0]), len(test[0]) if test else 0)
+    train_rows, test_rows = sizes.select_rows(len(train[0]), len(test[0]) if test else 0)
     mean, std = compute_statistics(train[0][train_rows])
     parts = {"train": (train, train_rows), "validation": (validation, slice(None)), "test": (test, test_rows)}
     splits: dict[str, Any] = {
@@ -242,8 +256,8 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
         ConfigError: the dataset is not registered.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
-    if reader := getattr(DATASETS.resolve(complete)[1], "reader", None):
-        return reader  # type: ignore[no-any-return]
+    if reader := DATASETS.resolve_options(complete, DatasetOptions).reader:
+        return reader
     channels, height, width = shape
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
     return ImageReader((height, width), mode)

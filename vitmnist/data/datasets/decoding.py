@@ -37,8 +37,8 @@ CACHE_FOLDER = "vitmnist-cache"
 """The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 11
 """The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
-BLOCK = 8
-"""Images that a thread reads per hand-over. Handing over single images would cost a thread switch for each."""
+BLOCK_SIZE = 8
+"""Number of images that a thread reads at a time. With single images, each would cost a thread switch."""
 PROBED_IMAGES = 100
 """The number of images that decide whether images are read in colour."""
 MIN_STD = 8
@@ -151,7 +151,7 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
     encoded = replace(encoded, splits=splits)
     # Refuse classes and sizes before anything is decoded.
     classes = encoded.find_classes()
-    options.spans(len(splits["train"]), len(splits.get("test", ())))
+    options.select_rows(len(splits["train"]), len(splits.get("test", ())))
     record: dict[str, Any] = {}
     (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
@@ -170,8 +170,8 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
     if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
             advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
-            raise _unreadable_error(unreadable, encoded, advice)
-        encoded = _leave_out(encoded, unreadable, classes)
+            raise _make_unreadable_error(unreadable, encoded, advice)
+        encoded = _drop_unreadable(encoded, unreadable, classes)
     return Dataset(
         encoded.folder.resolve().name,
         **_make_splits(encoded, options, images, metadata),
@@ -183,20 +183,20 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
 def _divide_classes(train: ClassOfImage, test_share: float) -> dict[str, ClassOfImage]:
     """Take the first images of each class for a test split; at least one stays for training."""
     counts = Counter(train.values())
-    left = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
+    remaining = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
     splits: dict[str, ClassOfImage] = {"train": {}, "test": {}}
     for name, label in train.items():
-        splits["test" if left[label] > 0 else "train"][name] = label
-        left[label] -= 1
+        splits["test" if remaining[label] > 0 else "train"][name] = label
+        remaining[label] -= 1
     return splits
 
 
-def _unreadable_error(unreadable: Mapping[str, str], encoded: EncodedImages, advice: str) -> DataError:
+def _make_unreadable_error(unreadable: Mapping[str, str], encoded: EncodedImages, advice: str) -> DataError:
     shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, encoded.splits.values()))
     return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
 
 
-def _leave_out(encoded: EncodedImages, unreadable: Mapping[str, str], classes: Sequence[str]) -> EncodedImages:
+def _drop_unreadable(encoded: EncodedImages, unreadable: Mapping[str, str], classes: Sequence[str]) -> EncodedImages:
     """Return the readable images, and log which images and classes are left out."""
     splits = {
         split: {name: label for name, label in images.items() if name not in unreadable}
@@ -222,7 +222,7 @@ def _make_splits(
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     if images.shape[1] != options.shape[0]:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
-    train_rows, test_rows = options.spans(sizes["train"], sizes.get("test", 0))
+    train_rows, test_rows = options.select_rows(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
     mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
     label_of = {name: label for label, name in enumerate(classes)}
@@ -230,8 +230,10 @@ def _make_splits(
     for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
         files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
-        whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
-        splits[split] = whole.subset(rows_to_use[split])
+        full_split = Split(
+            part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256
+        )
+        splits[split] = full_split.subset(rows_to_use[split])
     return splits
 
 
@@ -270,7 +272,7 @@ def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, 
     for split, images in encoded.splits.items():
         sums, checksum, names = np.zeros((3, options.shape[0]), np.uint64), hashlib.sha256(), [*images]
         paths = [encoded.folder / name for name in names]
-        blocks = [paths[start : start + BLOCK] for start in range(0, len(paths), BLOCK)]
+        blocks = [paths[start : start + BLOCK_SIZE] for start in range(0, len(paths), BLOCK_SIZE)]
         # Threads, because Pillow releases the GIL while it decodes and resizes.
         read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, decoder_thread_context())
         with (
@@ -288,7 +290,7 @@ def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, 
         record["sha256"][split] = checksum.hexdigest()
         if split == "train":
             if not sums.any():  # Raise here, before the cache is stored.
-                raise _unreadable_error(record["unreadable"], encoded, "none is left for training")
+                raise _make_unreadable_error(record["unreadable"], encoded, "none is left for training")
             record["mean"], record["std"] = compute_mean_and_std(sums)
 
 

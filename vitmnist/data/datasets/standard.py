@@ -105,13 +105,13 @@ def _download(source: Callable[..., Images], root: Path, files: list[str], folde
         reason = " ".join(str(error).split())
         raise DataError(
             f"{source.__name__} is not in {root} as it was published, and could not be downloaded ({reason[:200]}).\n"
-            f"Put {', '.join(files)} into {folder}, or type data.root= and the folder that has them"
+            f"Put {', '.join(files)} into {folder}, or set data.root to a folder that has them"
         ) from error
 
 
 # Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) and Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718)
 for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
     DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
-# CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
+# CIFAR-10, and CIFAR-100 with its 100 fine labels (Krizhevsky, 2009)
 for count in (10, 100):
     DATASETS.register(f"cifar{count}", SizeOptions)(partial(_read_cifar, count))

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from vitmnist.config.schema import dotted_keys
+from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
@@ -46,7 +46,7 @@ class MLflow(Logger):
         )
         name = config.get("name") or folder.name
         self._id = self._call(self._client.create_run, number, tags=tags, run_name=name).info.run_id
-        params = [mlflow.entities.Param(_key(key), str(value)) for key, value in dotted_keys(config).items()]
+        params = [mlflow.entities.Param(_key(key), str(value)) for key, value in flatten_keys(config).items()]
         self._log("params", params)
         for record in result.epochs:
             self.add_epoch(record)

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import dotted_keys, is_ignored_in_comparison, is_under, keys_where
+from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
@@ -76,9 +76,9 @@ def _hyperparameters(result: Result) -> Summary:
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
     overridden = [override.partition("=")[0].lstrip("+").replace("/", ".") for override in result.overrides]
-    ignored = keys_where(is_ignored_in_comparison)
+    ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
-    for key, value in dotted_keys(result.config or {}).items():
+    for key, value in flatten_keys(result.config or {}).items():
         is_shown = key.removesuffix(".name") in (*IDENTIFYING_KEYS, *overridden) and not is_under(key, ignored)
         if is_shown and not isinstance(value, list):
             # HParams shows the seed 1 as 1.0000 if it is a number.

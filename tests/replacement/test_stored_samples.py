@@ -1,4 +1,4 @@
-"""Samples of any kind are kept as they are, in memory that workers share or in a file, and collated as before."""
+"""Samples of any kind are stored unchanged, in memory that workers share or in a file, and collated as before."""
 
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from vitmnist import from_dataloader
 from vitmnist.data import random_samples
 from vitmnist.errors import DataError
 from vitmnist.store import read_in_chunks
-from vitmnist.store.samples import IMAGE_MODES, encode_samples, keep_samples_in_file, keep_samples_in_memory
+from vitmnist.store.image_codec import IMAGE_MODES
+from vitmnist.store.samples import encode_samples, store_samples_in_file, store_samples_in_memory
 from vitmnist.store.tree import find_difference
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -110,7 +111,7 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
 
 
 @pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in MADE), ("detection", 2), ("requires_grad", 2)])
-def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int) -> None:
+def test_batches_without_rows_equal_the_originals(kind: str, workers: int) -> None:
     make, collate = MADE[kind]
     dataset = Made(make)
     loader = DataLoader(dataset, 7, shuffle=True, num_workers=workers, collate_fn=collate)
@@ -129,13 +130,13 @@ def test_batches_without_rows_are_those_of_the_original(kind: str, workers: int)
     ],
     ids=["without None", "a fixed size", "pairs"],
 )
-def test_a_collate_function_that_fails_for_one_sample(collate: Any) -> None:
+def test_a_collate_function_may_fail_for_single_samples(collate: Any) -> None:
     dataset = Made(lambda index: None if index % 9 == 0 else torch.full((2,), float(index)))
     loader = DataLoader(dataset, 6, True, drop_last=True, collate_fn=collate)
     assert_same(run(from_dataloader(loader, "ram")), run(loader))
 
 
-def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
+def test_changes_of_a_sample_end_with_the_epoch() -> None:
     loader = from_dataloader(DataLoader(Made(boxes), 4, collate_fn=transposed), "ram")
     expected = run(loader, 1)
     for images, targets in loader:
@@ -145,12 +146,12 @@ def test_a_sample_that_is_changed_is_new_in_the_next_epoch() -> None:
     assert_same(run(loader, 1), expected)
 
 
-def test_a_view_is_kept_without_the_rest_of_its_storage() -> None:
+def test_a_view_is_stored_without_the_rest_of_its_storage() -> None:
     waves = torch.rand(1000, 1000)
     for value in (waves[3], waves[3].numpy(), waves[:, 3]):
-        kept = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
-        assert kept._samples.nbytes < 6000
-        assert find_difference(kept[0], Encoding(wave=value)) is None
+        stored = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
+        assert stored._samples.blocks[0].nbytes < 6000
+        assert find_difference(stored[0], Encoding(wave=value)) is None
 
 
 def test_differences_are_found_in_objects() -> None:
@@ -165,7 +166,7 @@ def test_differences_are_found_in_objects() -> None:
     assert find_difference(torch.eye(2).to_sparse(), torch.eye(2).to_sparse() * 2) == "batch"
 
 
-def test_what_cannot_be_pickled_is_named() -> None:
+def test_an_object_that_cannot_be_pickled_is_named() -> None:
     class Local:
         pass
 
@@ -217,16 +218,16 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.parametrize("in_file", [False, True])
-def test_values_are_kept_as_they_are(in_file: bool, tmp_path: Path) -> None:
+def test_stored_values_are_unchanged(in_file: bool, tmp_path: Path) -> None:
     for value in VALUES:
         sample = {"value": value, "label": 7}
         named_tuples: dict[str, type] | None = {} if in_file else None
         chunks = [encode_samples([sample] * count, named_tuples) for count in (3, 1)]
         if in_file:
-            kept = keep_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None, named_tuples)
+            stored = store_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None, named_tuples)
         else:
-            kept = keep_samples_in_memory(chunks, expected_nbytes=1)
-        for sample in (kept[1], kept[3], kept.load(2, as_views=True)):
+            stored = store_samples_in_memory(chunks, expected_nbytes=1)
+        for sample in (stored.load(1), stored.load(3), stored.load(2, as_views=True)):
             assert sample["label"] == 7
             if isinstance(value, np.ndarray):
                 assert (sample["value"].dtype, sample["value"].tolist()) == (value.dtype, value.tolist())
@@ -244,7 +245,7 @@ class ReadMetadata:
 
 @pytest.mark.parametrize("name", ["ram", "cache"])
 @pytest.mark.parametrize("quantized", [False, True])
-def test_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_path: Path) -> None:
+def test_stored_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation], exif[ExifTags.Base.XResolution] = 6, IFDRational(217, 3)
     (tmp_path / "images").mkdir()
@@ -263,7 +264,7 @@ def test_images_keep_their_metadata_and_palette(name: str, quantized: bool, tmp_
     check_same(partial(DataLoader, dataset, 3, True, collate_fn=list), loader=name, folder=str(tmp_path / "cache"))
 
 
-def test_what_a_file_cannot_keep_is_named() -> None:
+def test_a_file_refuses_other_values_and_names_their_type() -> None:
     for value in (
         *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
         *(
@@ -275,11 +276,11 @@ def test_what_a_file_cannot_keep_is_named() -> None:
         ),
     ):
         named = "an image of mode RGBa" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
-        with pytest.raises(DataError, match=f"a sample has {named}; a file keeps only images, tens.*use ram"):
+        with pytest.raises(DataError, match=f"a sample has {named}; a file stores only images, tens.*use ram"):
             encode_samples([{"value": value}], named_tuples={})
     image = draw(1)
     image.info["path"] = Path("file")
-    with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file keeps only"):
+    with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file stores only"):
         encode_samples([image], named_tuples={})
 
 
@@ -292,7 +293,7 @@ def look_at_dataset(worker: int) -> None:
     "method",
     [pytest.param("spawn", marks=pytest.mark.slow), pytest.param("forkserver", marks=pytest.mark.needs("fork"))],
 )  # spawn imports torch.
-def test_unforked_workers_which_see_the_dataset(
+def test_unforked_workers_see_the_dataset(
     method: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_in_chunks, "available_cores", lambda: 1)

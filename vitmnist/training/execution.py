@@ -1,0 +1,214 @@
+"""How a step runs its model: eagerly, as compiled code or as a CUDA graph, and wrapped by DDP with several ranks."""
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vitmnist.augment.preprocess import Preprocess
+from vitmnist.config.schema import Precision
+from vitmnist.errors import first_line
+from vitmnist.losses import Loss
+from vitmnist.metrics import get_batch_metrics
+from vitmnist.runtime.world import World
+from vitmnist.training.batch import Batch
+from vitmnist.training.fine_tuning import BATCH_NORMS
+from vitmnist.training.step_options import StepOptions
+
+log = logging.getLogger(__name__)
+
+Sums = tuple[Tensor, dict[str, Tensor]]
+"""The loss, and each metric by its name, summed over images: scalar tensors on the device."""
+AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
+"""The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
+
+
+class ModelAndLoss(nn.Module):
+    """Preprocessing, model, loss and metrics as one module that can be compiled, captured or wrapped by DDP.
+
+    With `precision=bf16` or `fp16`, the model runs under `torch.autocast`; the weights, the gradients and the loss are
+    float32.
+    """
+
+    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
+        self._metrics = get_batch_metrics()  # Compiled code cannot access the registry.
+        self._device_type = preprocess.mean.device.type
+        self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
+        self._loss = loss
+
+    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+        """Return the sums over the images of `Batch.tensors()`."""
+        labels = inputs["labels"]
+        images = self._preprocess(inputs["images"], inputs.get("keys"))
+        with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
+            logits = self.model(images)
+        logits = logits.float()
+        loss_sum = self._loss(logits, inputs.get("targets", labels))
+        logits = logits.detach()
+        return loss_sum, {name: compute(logits, labels) for name, compute in self._metrics.items()}
+
+
+@dataclass(eq=False)
+class Execution:
+    """Divides the batches of a step into microbatches, and computes the loss of each.
+
+    Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
+    normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
+
+    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A CUDA
+    graph launches those of forward and backward at once (`torch.cuda.make_graphed_callables`). Shapes and dtypes that
+    were not captured run eagerly, because a replay would silently broadcast and convert them. Each replay writes its
+    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
+    each call. The parameters must not move in memory.
+
+    Args:
+        model: returns logits `[B, classes]`.
+        batch_size: images per batch of this rank; the last batch may be smaller.
+        options: the options of the step. `prepare` replaces a value of `auto` that fails, and records the reason.
+        frozen_batch_norms: batch normalisations whose running statistics do not change in training.
+    """
+
+    model: nn.Module
+    preprocess: Preprocess
+    loss: Loss
+    batch_size: int
+    options: StepOptions = field(default_factory=StepOptions)
+    frozen_batch_norms: Sequence[nn.Module] = ()
+
+    def __post_init__(self) -> None:
+        self.compile_s = 0.0
+        """The seconds spent on compiling or on capturing graphs."""
+        # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
+        self._num_microbatches = math.ceil(self.batch_size / (self.options.micro_batch or self.batch_size))
+        self.microbatch_size = math.ceil(self.batch_size / self._num_microbatches)
+        self._make_eager()
+        self.train_mode()  # `prepare` compiles the code of this mode.
+        self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
+        """Whether the output for an image depends on its microbatch."""
+        if self.has_batch_norm and self.microbatch_size < self.batch_size:
+            log.warning(
+                "trainer.micro_batch=%d: the model has batch normalisation, which takes its statistics from a "
+                "microbatch; trainer.micro_batch=null takes them from the whole batch",
+                self.options.micro_batch,
+            )
+
+    def _make_eager(self) -> None:
+        self._eager = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
+        self._active: nn.Module = self._eager
+        """The model with its loss, eager or compiled. With several ranks, DDP wraps the module."""
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
+        """The same module as graphs, by the names, shapes and dtypes of their inputs."""
+        self._mix_batch = self.preprocess.mix_batch
+
+    def train_mode(self) -> None:
+        """Set the model to training mode, except frozen batch normalisations."""
+        self.model.train()
+        for norm in self.frozen_batch_norms:
+            norm.eval()
+
+    def microbatches(self, batch: Batch) -> list[Batch]:
+        """Return the microbatches of a batch, after padding it and mixing its images if configured."""
+        count = math.ceil(len(batch) / self.microbatch_size)
+        if self.options.compile and not self.has_batch_norm:
+            batch = batch.padded(self._num_microbatches * self.microbatch_size)
+        if self.preprocess.has_mixing:
+            assert batch.keys is not None
+            # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
+            with self._eager_if(len(batch) < self.batch_size):
+                images, targets = self._mix_batch(batch.images, batch.labels, batch.keys)
+            batch = Batch(images, batch.labels, batch.global_size, targets=targets)
+        # Padding can fill whole microbatches. Leave them out.
+        return list(islice(batch.microbatches(self.microbatch_size), count))
+
+    def compute_loss(self, micro: Batch) -> Sums:
+        """Compute the loss and the metrics of a microbatch."""
+        inputs = micro.tensors()
+        with self._eager_if(len(micro) < self.microbatch_size):
+            return self._graphs.get(_signature(inputs), self._active)(inputs)
+
+    def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
+        """Skip compiled code for a short batch, which would be compiled again."""
+        return torch.compiler.set_stance("force_eager") if self.options.compile and is_short else nullcontext()
+
+    def distribute(self, world: World) -> None:
+        """Let each backward pass average the gradients over the ranks."""
+        self._active = world.wrap_ddp(self._active)
+
+    def skip_all_reduce(self) -> AbstractContextManager[object]:
+        """Return a context in which a backward pass adds to the gradients of this rank only."""
+        return self._active.no_sync() if isinstance(self._active, DistributedDataParallel) else nullcontext()
+
+    def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
+        """Compile the code or capture a graph for batches of this size and dtype.
+
+        If `trainer.compile=auto` or `trainer.graph=auto` fails, the code stays eager; `options` has the reason. This
+        changes the gradients, the model's buffers and the random state.
+
+        Args:
+            compute_gradient: calls `microbatches`, `compute_loss` and `backward`.
+
+        Raises:
+            ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
+        """
+        started = time.perf_counter()
+        if not self.compile_s:
+            if self.options.compile:
+                log.info("compiling the step, which may take a minute")
+            # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
+            # libraries such as einops fill their caches, which would otherwise cause a recompilation.
+            compute_gradient(batch)
+        try:
+            if self.options.compile:
+                self._compile(batch, compute_gradient)
+            else:
+                self._capture(batch)
+            self.compile_s += time.perf_counter() - started
+        except Exception as error:  # Dynamo, inductor and CUDA raise many types.
+            self.options = self.options.fall_back(first_line(error))
+            self._make_eager()
+            log.info("the step stays eager:\n%s", self.options.describe())
+
+    def _compile(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
+        """Compile the module and the mixing by computing a gradient."""
+        if self._active is self._eager:
+            self._active = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+            self._mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
+        try:
+            compute_gradient(batch)  # Later jobs of a sweep hit torch's compile cache here.
+        except Exception:
+            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
+            compute_gradient(batch)
+
+    def _capture(self, batch: Batch) -> None:
+        """Capture forward and backward for batches of this shape and dtype, unless they were captured before.
+
+        No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the model waits for the
+        GPU, or does anything else that cannot be captured.
+        """
+        (whole,) = self.microbatches(batch)
+        samples = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+        if _signature(samples) in self._graphs:
+            return
+        self.model.zero_grad()
+        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
+        # Torch replaces the `forward` method of its argument. Wrap the module so that it stays as it is.
+        wrapper = nn.Sequential(self._eager)
+        self._graphs[_signature(samples)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
+
+
+def _signature(inputs: dict[str, Tensor]) -> object:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
