@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.cpu import create_decoder_context
 
 Epoch = Callable[[int], Iterable[Any]]
 """Takes the number of an epoch, and returns its batches (images, labels)."""
@@ -102,5 +102,5 @@ def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
         return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
 
     return lambda _: BackgroundMap(
-        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, decoder_thread_context()
+        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, create_decoder_context()
     )

@@ -60,7 +60,7 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ColorMode, ImageReader
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
+from vitmnist.runtime.cpu import cores_per_rank, create_decoder_context
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
@@ -219,7 +219,7 @@ def build_cold_candidates(folder: Path, side: int, train: Split) -> dict[str, Ca
         return lambda _: [
             deque(
                 BackgroundMap(
-                    read, (Path(path) for path, _ in files(folder).samples), threads, 8, decoder_thread_context()
+                    read, (Path(path) for path, _ in files(folder).samples), threads, 8, create_decoder_context()
                 ),
                 0,
             )

@@ -10,7 +10,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from vitmnist.errors import ExitCode, suggest_names
-from vitmnist.runtime.signals import end_interrupted, handle_signals
+from vitmnist.runtime.signals import exit_interrupted, handle_signals
 
 COMMANDS = {
     "train": "train a model; with -m a sweep, a run for each combination of values",
@@ -28,7 +28,7 @@ def command_main(command: str) -> Callable[[], None]:
     """Import the function that runs a command; it reads its arguments from `sys.argv`."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # On Windows, a pipe uses a code page without ≈.
-    with handle_signals(lambda *_: end_interrupted(), signal.SIGINT):
+    with handle_signals(lambda *_: exit_interrupted(), signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
 

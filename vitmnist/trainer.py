@@ -251,7 +251,7 @@ class Trainer:
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
             selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
-        log.info("expected time per loader\n%s", selection.table())
+        log.info("expected time per loader\n%s", selection.format_table())
         self.result.auto = asdict(selection)
         return selection.name, loader
 

@@ -81,7 +81,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert slow["epoch_s"]["high"] >= slow["epoch_s"]["median"] >= slow["epoch_s"]["low"] > 12 * 0.03
     assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
     assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
-    table = selection.table()
+    table = selection.format_table()
     assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), (
         "without a model there is nothing that waits"
     )

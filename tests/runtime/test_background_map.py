@@ -17,7 +17,7 @@ from vitmnist.runtime.background_map import BackgroundMap, map_slices
 IDLE = """
 import time
 import torch
-from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.cpu import create_decoder_context
 from vitmnist.runtime.background_map import BackgroundMap
 
 def spent_after_an_operation():
@@ -28,7 +28,7 @@ def spent_after_an_operation():
 
 torch.set_num_threads(2)
 values = torch.zeros(2**20)
-results = BackgroundMap(abs, range(9), 1, 2, decoder_thread_context())
+results = BackgroundMap(abs, range(9), 1, 2, create_decoder_context())
 next(results)
 time.sleep(0.1)  # the idle team may spin once, as it starts
 print(max(spent_after_an_operation() for _ in range(9)))

@@ -17,7 +17,7 @@ from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import lock_folder
-from vitmnist.runtime.signals import end_interrupted, handle_signals, ignore_stop_signals
+from vitmnist.runtime.signals import exit_interrupted, handle_signals, ignore_stop_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def connected_ranks() -> Iterator[World]:
     logging.raiseExceptions = False
     world = SINGLE_PROCESS
     try:
-        with handle_signals(lambda *_: end_interrupted(), signal.SIGINT):
+        with handle_signals(lambda *_: exit_interrupted(), signal.SIGINT):
             if is_distributed():
                 from vitmnist.runtime.torch_world import TorchWorld  # Import late: this module imports torch.
 
@@ -81,7 +81,7 @@ def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[
 def results_in_message(folder: Path, command: str) -> Iterator[None]:
     """Add the folder of the results, and the command that resumes, to the message of an interruption in the block."""
     try:
-        with handle_signals(lambda *_: end_interrupted(resume_hint(folder, command)), signal.SIGINT):
+        with handle_signals(lambda *_: exit_interrupted(resume_hint(folder, command)), signal.SIGINT):
             yield
     except (KeyboardInterrupt, RunInterrupted) as error:
         raise type(error)(f"{error or 'interrupted'}{resume_hint(folder, command)}") from error

@@ -96,7 +96,7 @@ def _get_openmp() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
+def create_decoder_context() -> Callable[[], AbstractContextManager[Any]]:
     """Create a context that limits each decoding thread to one core, and stops OpenMP's threads from spinning.
 
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores

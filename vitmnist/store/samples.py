@@ -59,7 +59,7 @@ def encode_samples(samples: Iterable[object], named_tuples: NamedTuples | None =
     for sample in samples:
         start = len(content)
         parts = pickle_sample(sample) if named_tuples is None else encode_as_json(sample, named_tuples)
-        for part in _with_sizes(parts):
+        for part in _pack(parts):
             content += part
         spans.append((0, start, len(content)))
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), named_tuples)
@@ -98,14 +98,14 @@ def store_samples_in_file(
     return EncodedSamples([content], spans, named_tuples)
 
 
-def _with_sizes(parts: Sequence[Buffer]) -> list[Buffer]:
+def _pack(parts: Sequence[Buffer]) -> list[Buffer]:
     """Prefix the parts of a sample with their count and sizes."""
     sizes = [memoryview(part).nbytes for part in parts]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), *parts]
 
 
 def _unpack(content: memoryview) -> list[memoryview]:
-    """Return views of the parts of a sample that `_with_sizes` prefixed."""
+    """Return views of the parts of a sample that `_pack` prefixed."""
     (count,) = struct.unpack_from("<q", content)
     start, parts = 8 * (1 + count), []
     for size in struct.unpack_from(f"<{count}q", content, 8):

@@ -25,7 +25,7 @@ from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import available_cores, decoder_thread_context
+from vitmnist.runtime.cpu import available_cores, create_decoder_context
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
@@ -274,7 +274,7 @@ def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, 
         paths = [encoded.folder / name for name in names]
         blocks = [paths[start : start + BLOCK_SIZE] for start in range(0, len(paths), BLOCK_SIZE)]
         # Threads, because Pillow releases the GIL while it decodes and resizes.
-        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, decoder_thread_context())
+        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, create_decoder_context())
         with (
             closing(read) as results,
             tqdm(chain.from_iterable(results), f"decoding once: {split}", len(names), leave=False, disable=None) as bar,
