@@ -1,9 +1,9 @@
-"""Write every file in `benchmarks/results`, one benchmark after another, in about an hour on two cores.
+"""Runs the benchmarks one after another, and writes `benchmarks/results`; this takes about an hour on two cores.
 
     python benchmarks/all.py
+    python benchmarks/all.py --only pictures sweep      some of them
 
-`--only pictures sweep` runs some of them. Run nothing else meanwhile. A benchmark that fails leaves its file as it is,
-and the next one follows.
+Do not run other programs at the same time. If a benchmark fails, its file is not changed, and the next benchmark runs.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results"
-# The first name has no apostrophe, because torch.compile writes the value of `--only` into its code.
+# The first name has no apostrophe, because torch.compile writes the value of `--only` into generated code.
 ARTICLES = ["trainer=fast", "article's loop, disk", "article's loop, RAM"]
 # The script and arguments of each file, by its name without suffix
 COMMANDS = {
@@ -71,5 +71,5 @@ def main(only: list[str]) -> None:
 
 if __name__ == "__main__":
     parser = ArgumentParser(description=__doc__, usage="%(prog)s [--only NAME …]")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="how the names of the files begin")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="prefixes of the files' names")
     main(parser.parse_args().only)

@@ -14,7 +14,8 @@ from vitmnist.data.datasets.base import Split
 from vitmnist.loaders.workers import SplitSamples
 from vitmnist.models.vit import ViT
 
-SYNCHRONISE_EVERY = 100  # The articles print loss and accuracy after so many steps.
+SYNCHRONISE_EVERY = 100
+"""The number of steps between two prints of loss and accuracy in the articles."""
 
 Batches = Callable[[], Iterable[tuple[Tensor, Tensor]]]
 """Returns the batches of an epoch: normalised images and labels."""
@@ -24,7 +25,7 @@ Way = Callable[[Split, int, torch.device], Batches]
 
 
 class ArticleViT(ViT):
-    """A `ViT` with the same weights and logits that computes the unused patches of the last block too."""
+    """A `ViT` with the same weights and logits that computes all tokens in the last block."""
 
     def forward(self, images: Tensor) -> Tensor:
         patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=self.patch, q=self.patch)
@@ -43,14 +44,14 @@ def disk(split: Split, batch_size: int, device: torch.device) -> Batches:
 
 
 def ram(split: Split, batch_size: int, device: torch.device) -> Batches:
-    """Normalised tensors in memory. (The articles do not normalise here.)"""
+    """Normalised tensors in memory; the articles do not normalise them."""
     samples = TensorDataset(Preprocess(split)(split.images), split.labels)
     loader = DataLoader(samples, batch_size, shuffle=True, pin_memory=device.type == "cuda")
     return lambda: loader
 
 
 def slices(split: Split, batch_size: int, device: torch.device) -> Batches:
-    """Contiguous slices of a set on the device, in random order."""
+    """Contiguous slices of a dataset on the device, in random order."""
     images, labels = Preprocess(split)(split.images).to(device), split.labels.to(device)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:

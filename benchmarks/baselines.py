@@ -1,4 +1,4 @@
-"""Ways of loading tensors that this project is compared with: written by hand, `DataLoader`, and other libraries."""
+"""Other ways of loading tensors: a hand-written loop, torch's `DataLoader`, and other libraries."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from torch.utils import data
 from vitmnist.data.sources import TensorSet
 
 Epoch = Callable[[int], Iterable[Any]]
-"""Given an epoch number, yields its batches on the device."""
+"""Takes the number of an epoch, and yields its batches on the device."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Batch size and device, the same for all candidates."""
+    """The batch size and the device of all candidates."""
 
     batch_size: int
     device: torch.device
@@ -26,7 +26,7 @@ class Target:
         return self.device.type == "cuda"
 
     def index_batches(self, size: int, number: int) -> Iterator[Tensor]:
-        """Batches of shuffled indices, as a hand-written loop draws them."""
+        """Yield batches of shuffled indices, as in a hand-written loop."""
         yield from torch.randperm(size, generator=torch.Generator().manual_seed(number)).split(self.batch_size)
 
     def upload(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -116,7 +116,7 @@ LIBRARIES = {
     "spdl": ("spdl pipeline, 2 threads", spdl_pipeline),
     "tensordict": ("tensordict", tensordict),
 }
-"""By package: the candidate's name and the function that builds it."""
+"""Name and builder of a candidate, by package."""
 
 
 def _batch_sampler(target: Target, dataset: data.Dataset[Any]) -> data.BatchSampler:

@@ -1,16 +1,14 @@
-"""How long a training epoch takes: this project next to a hand-written loop, the articles' loop, and Lightning.
+"""Times a training epoch of this project, a hand-written loop, the articles' loop, and Lightning.
 
     python benchmarks/epoch.py --batch-size 500 --rounds 5 --output benchmarks/results/epoch-bs500.md
-    python benchmarks/epoch.py --only bare article trainer=fast --compile      some of the candidates
+    python benchmarks/epoch.py --only hand article trainer=fast --compile      some of the candidates
 
-Every candidate has a process of its own, so that it cannot profit from what another one changed in the allocator or in
-a library. One at a time, while the others are idle, each trains the articles' ViT on MNIST for a few epochs per round:
-one on a CPU; on a GPU, where an epoch is short, ten or as many as take two seconds, after half a second of epochs that
-raise the clocks of an idle GPU.
-A ratio compares epochs of the same round, so that a machine that slows down affects both. The first round does not
-count, and compilation comes before it. The loop over one resident batch is the training loop without any loading.
+Every candidate trains the articles' ViT on MNIST in its own process, an epoch per round, while the others are idle. On
+a GPU, where epochs are short, it trains for ten epochs per round, or for as many as take two seconds, after half a
+second of epochs that raise the clocks of the GPU. "one resident batch" is the training loop of this project without
+loading. benchmarks/README.md describes the method.
 
-The clock includes taking the batches, normalisation, forward, backward and optimizer step, until the device is idle. It
+The time includes fetching batches, normalisation, forward, backward and optimizer step, until the device is idle. It
 excludes evaluation, set-up, compilation, and the start of workers that persist from epoch to epoch.
 """
 
@@ -31,7 +29,7 @@ from typing import Any
 
 import article
 import torch
-from loops import Epoch, build_bare_loop, build_lightning_loop, build_our_loop
+from loops import Epoch, build_hand_written_loop, build_lightning_loop, build_our_loop
 from rounds import create_mnist_parser, format_ratios, format_report, format_table, main, raise_clocks, take_turns
 from tqdm import tqdm
 
@@ -43,14 +41,14 @@ from vitmnist.models.vit import ViT
 from vitmnist.runtime.device import choose_device
 from vitmnist.tracking.environment import describe_environment
 
-BARE = "bare loop"
+HAND_WRITTEN = "hand-written loop"
 RESIDENT = "one resident batch"
 ARTICLE = "article's loop, RAM"
 TURN_EPOCHS, TURN_S = 10, 2.0
-"""On a GPU, the largest number of epochs of a turn, and the time (s) after which no epoch is added."""
+"""On a GPU, the maximum number of epochs in a turn, and the time after which no epoch is added (s)."""
 
 Builder = Callable[[], tuple[Epoch, str]]
-"""Sets up a candidate. Returns the function that trains it for an epoch, and a remark for the report."""
+"""Sets up a candidate, and returns a function that trains it for an epoch and a remark for the report."""
 
 
 def list_common_overrides(arguments: argparse.Namespace) -> list[str]:
@@ -88,17 +86,17 @@ def get_builders(
     split: Split, device: torch.device, arguments: argparse.Namespace, stack: ExitStack
 ) -> dict[str, Builder]:
     """Return the `Builder` of each candidate, by name. `stack` closes their loaders."""
-    theirs: dict[str, Callable[[Split, int, torch.device], Epoch]] = {BARE: build_bare_loop}
+    baselines: dict[str, Callable[[Split, int, torch.device], Epoch]] = {HAND_WRITTEN: build_hand_written_loop}
     for name, way in article.WAYS.items():
-        theirs[f"article's loop, {name}"] = partial(article.build_article_loop, way, article.ArticleViT)
-    theirs[f"{ARTICLE}, our model"] = partial(article.build_article_loop, article.ram, ViT)
+        baselines[f"article's loop, {name}"] = partial(article.build_article_loop, way, article.ArticleViT)
+    baselines[f"{ARTICLE}, our model"] = partial(article.build_article_loop, article.ram, ViT)
     if find_spec("lightning"):
-        theirs["Lightning"] = build_lightning_loop
+        baselines["Lightning"] = build_lightning_loop
     common = list_common_overrides(arguments)
     return {
         **{
             name: partial(_build_without_remark, loop, split, arguments.batch_size, device)
-            for name, loop in theirs.items()
+            for name, loop in baselines.items()
         },
         RESIDENT: partial(build_our_loop, common, stack, is_resident=True),
         **{
@@ -113,23 +111,23 @@ def _build_without_remark(loop: Callable[..., Epoch], *settings: Any) -> tuple[E
 
 
 class CandidateProcess:
-    """A candidate in a process of its own, idle until its turn. Use as a context manager.
+    """A candidate in its own process, idle until its turn; a context manager that ends the process.
 
     Raises:
-        UserError: It could not be set up.
+        UserError: the candidate cannot be set up.
     """
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self._name = name
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, name, arguments), daemon=False)
+        self._connection, child_connection = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_connection, name, arguments), daemon=False)
         self._process.start()
-        theirs.close()
+        child_connection.close()
         self.remark: str = self._answer()
 
     def turn(self, number: int) -> tuple[float, float]:
-        """Train for the epochs of a round. Returns the means of seconds and waiting, see `Epoch`."""
+        """Train for the epochs of a round; return the mean seconds and the mean percentage of waiting (see `Epoch`)."""
         self._connection.send(number)
         seconds, waiting = self._answer()
         return seconds, waiting
@@ -138,8 +136,8 @@ class CandidateProcess:
         try:
             answer = self._connection.recv()
         except EOFError as error:
-            hint = "use --only to compare fewer candidates, which need less memory"
-            raise UserError(f"{self._name}: its process has died; {hint}") from error
+            hint = "if memory ran out, compare fewer candidates with --only"
+            raise UserError(f"{self._name}: its process was killed; {hint}") from error
         if isinstance(answer, UserError):
             raise answer
         return answer
@@ -153,7 +151,7 @@ class CandidateProcess:
 
 
 def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> None:
-    """Train in the process of a candidate: a turn for each number received, until the connection is closed."""
+    """Run the process of a candidate: train a turn for each received number, until the connection is closed."""
     try:
         device = choose_device(arguments.device)
         split = load_dataset("mnist", root=arguments.root, train_size=arguments.train_size).train
@@ -167,12 +165,12 @@ def serve(connection: Connection, name: str, arguments: argparse.Namespace) -> N
 
 
 def train_turn(epoch: Epoch, number: int, device: torch.device) -> tuple[float, float]:
-    """Return the mean of consecutive epochs. On a GPU, other epochs raise its clocks before."""
+    """Return the means over consecutive epochs. On a GPU, untimed epochs raise its clocks first."""
     raise_clocks(lambda: epoch(number), device)
-    done = [epoch(number)]
-    while device.type == "cuda" and len(done) < TURN_EPOCHS and sum(seconds for seconds, _ in done) < TURN_S:
-        done.append(epoch(number))
-    seconds, waiting = zip(*done, strict=True)
+    timed = [epoch(number)]
+    while device.type == "cuda" and len(timed) < TURN_EPOCHS and sum(seconds for seconds, _ in timed) < TURN_S:
+        timed.append(epoch(number))
+    seconds, waiting = zip(*timed, strict=True)
     return fmean(seconds), fmean(waiting)
 
 
@@ -183,14 +181,14 @@ def compare(arguments: argparse.Namespace) -> str:
     builders = get_builders(split, device, arguments, ExitStack())
     names = [name for name in builders if not arguments.only or any(text in name for text in arguments.only)]
     if not names:
-        raise UserError(f"--only {' '.join(arguments.only)}: none of {'; '.join(builders)}")
+        raise UserError(f"--only {' '.join(arguments.only)}: matches no candidate; candidates: {'; '.join(builders)}")
     with ExitStack() as stack:
         processes = {
             name: stack.enter_context(CandidateProcess(name, arguments)) for name in tqdm(names, desc="set-up")
         }
         turns = take_turns({name: process.turn for name, process in processes.items()}, arguments.rounds)
     return format_report(
-        f"A training epoch of {len(split):,} images at batch {arguments.batch_size}",
+        f"A training epoch of {len(split):,} images at batch size {arguments.batch_size}",
         describe_environment(device),
         f"Median of {arguments.rounds} rounds; a ratio is the median of the rounds' ratios, with their range.",
         format_turns(turns),
@@ -201,7 +199,7 @@ def compare(arguments: argparse.Namespace) -> str:
 def format_turns(turns: dict[str, list[tuple[float, float]]]) -> str:
     """Format the table: median milliseconds, ratios to the reference candidates, share of waiting."""
     seconds = {name: [turn[0] for turn in measured] for name, measured in turns.items()}
-    references = [name for name in (BARE, RESIDENT, ARTICLE) if name in turns]
+    references = [name for name in (HAND_WRITTEN, RESIDENT, ARTICLE) if name in turns]
     rows = []
     for name, measured in turns.items():
         waiting = median(turn[1] for turn in measured)
@@ -218,7 +216,7 @@ def format_turns(turns: dict[str, list[tuple[float, float]]]) -> str:
 
 if __name__ == "__main__":
     parser = create_mnist_parser(__doc__)
-    parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="one disk candidate for each")
+    parser.add_argument("--num-workers", type=int, nargs="*", default=[0, 2], help="a disk candidate for each number")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
     parser.add_argument("--compile", action="store_true", help="add a compiled candidate, which takes a minute")
     main(parser, compare)

@@ -1,12 +1,11 @@
-"""What loading alone costs: every loader of this project next to the usual ways of loading tensors.
+"""Times loading alone, without a model: the loaders of this project and the usual ways of loading tensors.
 
     python benchmarks/loaders.py --batch-size 500 --output benchmarks/results/loaders-bs500.md
 
-In one process every candidate runs through one epoch of MNIST per round, shuffled by sample; the batches are taken and
-dropped, no model is involved. A round's ratio divides a candidate's epoch by that of the plain loop
-`x[permutation[i:j]]` over a normalised float32 tensor in the same round. The first epoch is listed separately: it
-starts workers, compiles, and touches memory for the first time. Libraries that are not installed are left out:
-`pip install -e '.[bench]'`.
+All candidates run in one process. In each round, each delivers an epoch of MNIST, shuffled by sample. A ratio divides
+the time of an epoch by the time of the plain loop `x[permutation[i:j]]` over a normalised float32 tensor in the same
+round. The first epoch, which starts workers, compiles, and touches memory for the first time, has its own column.
+Libraries that are not installed are left out; `pip install -e '.[bench]'` installs them.
 """
 
 import argparse
@@ -37,7 +36,7 @@ UINT8, FLOAT32, DISK, BLOCKS = "uint8", "normalised float32", "float32, from dis
 
 @dataclass
 class Candidate:
-    """A way of loading, and the seconds of its epochs."""
+    """A way of loading, and the times of its epochs (s)."""
 
     name: str
     delivers: str
@@ -45,7 +44,7 @@ class Candidate:
     seconds: list[float] = field(default_factory=list)
 
     def run(self, images: int, device: torch.device, number: int) -> None:
-        """Time an epoch, until the device has finished."""
+        """Time an epoch until the device is idle."""
         delivered: list[int] = []
         self.seconds.append(
             measure_seconds(lambda: delivered.extend(len(labels) for _, labels in self.epoch(number)), device)
@@ -76,8 +75,8 @@ def build_candidates(split: Split, target: Target, root: str, stack: ExitStack) 
         ]
     for workers in (0, 2):
         candidates.append(Candidate(f"disk, {workers} workers", DISK, ours("disk", num_workers=workers)))
-        theirs = per_sample(target, SplitSamples(split), workers)
-        candidates.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, theirs))
+        dataloader = per_sample(target, SplitSamples(split), workers)
+        candidates.append(Candidate(f"the same in a DataLoader, {workers} workers", DISK, dataloader))
     return candidates
 
 
@@ -125,7 +124,7 @@ def compare(arguments: argparse.Namespace) -> str:
         turns = {number: partial(candidate.run, len(split), device) for number, candidate in enumerate(compared)}
         take_turns(turns, arguments.rounds)
     return format_report(
-        f"Loading {len(split):,} images at batch {arguments.batch_size}, without a model",
+        f"Loading {len(split):,} images at batch size {arguments.batch_size}, without a model",
         describe_environment(device),
         f"Median of {arguments.rounds} epochs after the first; a ratio is the median and range of the rounds' ratios.",
         *format_tables(compared, -(-len(split) // arguments.batch_size)),
@@ -133,7 +132,7 @@ def compare(arguments: argparse.Namespace) -> str:
 
 
 def format_tables(compared: list[Candidate], batches: int) -> list[str]:
-    """Format a heading and a table for each kind of batch, because different kinds are different work."""
+    """Format a heading and a table for each kind of batch; different kinds are different work."""
     header = ["candidate", "ms an epoch", "× plain loop", "µs a batch", "first epoch, ms"]
     plain = compared[0]
     parts = []

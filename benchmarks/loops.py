@@ -1,4 +1,4 @@
-"""Training loops, timed by the epoch: this project's, one written by hand, and Lightning's."""
+"""Training loops, timed by the epoch: the loop of this project, a hand-written loop, and Lightning's."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ from vitmnist.training.step import TrainStep
 LR = 0.003
 
 Epoch = Callable[[int], tuple[float, float]]
-"""Trains for the epoch with a number. Returns its seconds and the percentage spent waiting for data, or NaN."""
+"""Takes the number of an epoch, trains, and returns the seconds and the percentage of waiting for data (or NaN)."""
 
 
 def build_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> torch.nn.Module:
@@ -93,7 +93,7 @@ def as_timed_epoch(train: Callable[[], object], device: torch.device) -> Epoch:
     return lambda number: (measure_seconds(train, device), math.nan)
 
 
-def build_bare_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
+def build_hand_written_loop(split: Split, batch_size: int, device: torch.device) -> Epoch:
     """Build the usual hand-written loop over a normalised float32 dataset on the device."""
     model = build_model(split, device)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
@@ -123,7 +123,7 @@ def build_lightning_loop(split: Split, batch_size: int, device: torch.device) ->
     dataset = TensorDataset(Preprocess(split)(split.images), split.labels)
     loader = DataLoader(dataset, batch_size, shuffle=True, pin_memory=device.type == "cuda")
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # if it is not installed
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # if Lightning is not installed
         seconds = 0.0
 
         def __init__(self) -> None:

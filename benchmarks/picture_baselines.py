@@ -1,4 +1,4 @@
-"""What `pictures.py` compares this project with: torchvision, FFCV, and simplejpeg with Pillow."""
+"""The libraries that `pictures.py` compares with this project: torchvision, FFCV, and simplejpeg with Pillow."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +18,10 @@ from torchvision.transforms import v2
 from vitmnist import Preprocess
 from vitmnist.data.datasets.base import Split
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.cpu import create_decoder_context
 
 Epoch = Callable[[int], Iterable[Any]]
-"""Returns the batches (images, labels) of the epoch with a number."""
+"""Takes the number of an epoch, and returns its batches (images, labels)."""
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 85
 BATCH_SIZE, WORKERS = 64, 2
@@ -29,23 +29,23 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def files(folder: Path, *transforms: Any) -> ImageFolder:
-    """torchvision's view of the same files."""
+    """Build torchvision's dataset over the same files."""
     return ImageFolder(str(folder / "train"), T.Compose([*transforms]))
 
 
 def torchvision(
     folder: Path, side: int, pictures: int, workers: int = WORKERS, *, normalise: bool = True
 ) -> DataLoader[Any]:
-    """A DataLoader as in torchvision's examples. Without normalising, it neither flips nor converts to floats."""
-    finish = [T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)] if normalise else [T.PILToTensor()]
-    dataset = Subset(files(folder, T.RandomResizedCrop(side), *finish), range(pictures))
+    """Build a DataLoader as in torchvision's examples. If `normalise` is false, it only crops."""
+    after_crop = [T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)] if normalise else [T.PILToTensor()]
+    dataset = Subset(files(folder, T.RandomResizedCrop(side), *after_crop), range(pictures))
     return DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
 
 
-def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) -> Epoch:
-    """torchvision's transforms of decoded pictures, one by one."""
-    crop = v2.RandomResizedCrop(side, (least_area, 1.0)), v2.RandomHorizontalFlip()
-    transform = v2.Compose([*crop, *more, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+def per_sample(train: Split, side: int, min_area: float = 0.08, *transforms: Any) -> Epoch:
+    """Apply torchvision's transforms to decoded pictures, one by one."""
+    crop = v2.RandomResizedCrop(side, (min_area, 1.0)), v2.RandomHorizontalFlip()
+    transform = v2.Compose([*crop, *transforms, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
     def epoch(_: int) -> Iterator[Any]:
         for indices in torch.randperm(len(train)).split(BATCH_SIZE):
@@ -54,13 +54,13 @@ def per_sample(train: Split, side: int, least_area: float = 0.08, *more: Any) ->
     return epoch
 
 
-@cache  # The code of the loader takes ten seconds to compile.
+@cache  # Compiling the code of the loader takes ten seconds.
 def ffcv(
     folder: Path, root: Path, side: int, pictures: int, mode: str, normalise: bool = True, threads: int = WORKERS
 ) -> Epoch:
-    """FFCV, which crops, flips and normalises in threads. Its file of JPEGs or raw squares is written first.
+    """Build an FFCV loader, which crops, flips and normalises in threads. If `normalise` is false, it only crops.
 
-    Without normalising it only crops.
+    The first call writes FFCV's file of JPEGs or raw squares.
     """
     from ffcv import fields, loader, transforms, writer
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
@@ -83,15 +83,15 @@ def ffcv(
 
 
 def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
-    """Whole batches in threads. Each picture is decoded at the smallest scale at which its crop has `side` pixels."""
+    """Load batches in threads. Each picture is decoded at the smallest scale at which its crop has `side` pixels."""
     from simplejpeg import decode_jpeg
 
     whole, normalise = Image.new("L", (WIDTH, HEIGHT)), Preprocess(mean=MEAN, std=STD)
 
     def crop(path: str) -> Any:
         top, left, height, width = T.RandomResizedCrop.get_params(whole, [0.08, 1.0], [3 / 4, 4 / 3])
-        least = {"min_height": side * HEIGHT // height, "min_width": side * WIDTH // width}
-        pixels = decode_jpeg(Path(path).read_bytes(), **least)
+        min_size = {"min_height": side * HEIGHT // height, "min_width": side * WIDTH // width}
+        pixels = decode_jpeg(Path(path).read_bytes(), **min_size)
         x, y = pixels.shape[1] / WIDTH, pixels.shape[0] / HEIGHT
         box = left * x, top * y, (left + width) * x, (top + height) * y
         resized = np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.BILINEAR, box))
@@ -102,5 +102,5 @@ def simplejpeg(samples: list[tuple[str, int]], side: int) -> Epoch:
         return normalise(torch.from_numpy(np.stack([*map(crop, paths)])).permute(0, 3, 1, 2)), labels
 
     return lambda _: BackgroundMap(
-        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, decoder_thread_context()
+        batch, torch.randperm(len(samples)).split(BATCH_SIZE), WORKERS, 2 * WORKERS, create_decoder_context()
     )

@@ -1,16 +1,15 @@
-"""Pictures per second from JPEG files to normalised float32 batches on the CPU, and the seconds to a first batch.
+"""Measures pictures per second from JPEG files to normalised batches on the CPU, and the time to the first batch.
 
     python benchmarks/pictures.py --output benchmarks/results/pictures-cpu.md
 
-The files, 500×375 and about 50 KB each, are drawn once into `--folder`. All candidates crop, flip and normalise, with 2
-workers or threads, except in "Bytes ready for the device", where the rest is the device's work. They decode in every
-epoch, or start from the same squares in memory, or replace the DataLoader of a script. FFCV, which is compared where it
-delivers bytes, and simplejpeg are left out if they are not installed: benchmarks/README.md has the commands.
+The files, 500×375 and about 50 KB each, are drawn once into `--folder`. The candidates decode in every epoch, or start
+from the same squares in memory, or replace the DataLoader of a script. They crop, flip and normalise with 2 workers or
+threads, except in the table "Bytes ready for the device", where the device would do this. FFCV, which is compared in
+tables where it delivers bytes, and simplejpeg are left out if they are not installed; see benchmarks/README.md.
 
     python benchmarks/pictures.py --device cuda --sides 224
 
-With `--device`, our loaders crop, flip and normalise on that device, next to FFCV, which does so on the host and copies
-the batch to the device.
+With `--device`, our loaders crop, flip and normalise on that device; FFCV does so on the host, and copies the batches.
 """
 
 import argparse
@@ -61,14 +60,14 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Split
 from vitmnist.data.images import ColorMode, ImageReader
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
+from vitmnist.runtime.cpu import cores_per_rank, create_decoder_context
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 CPU = torch.device("cpu")
-LEAST_S = 0.5
-"""The shortest turn (s). Epochs of small pictures take milliseconds."""
+MIN_TURN_S = 0.5
+"""The minimum duration of a turn (s); an epoch of small pictures takes only milliseconds."""
 TABLES = {
     "First batch, nothing prepared": "s",
     "Bytes ready for the device": "ms",
@@ -116,16 +115,16 @@ def load_split(folder: Path, root: Path, side: int) -> Split:
 
 
 def measure_speed(epoch: Epoch, numbers: Iterator[int], device: torch.device, _round: int) -> float:
-    """Return the pictures per second over an epoch, or over as many as take `LEAST_S`."""
+    """Return the pictures per second over as many epochs as take `MIN_TURN_S`."""
     started, pictures = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < LEAST_S:
+    while (seconds := time.perf_counter() - started) < MIN_TURN_S:
         pictures += sum(len(labels) for _, labels in epoch(next(numbers)))
         synchronize(device)
     return pictures / seconds
 
 
 def measure_milliseconds(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
-    """Return the milliseconds from one picture to the next on the host."""
+    """Return the milliseconds per picture on the host."""
     return 1000 / measure_speed(epoch, numbers, CPU, _round)
 
 
@@ -180,9 +179,9 @@ def build_script_candidates(folder: Path, side: int, train: Split, _: Path) -> d
     for workers in (WORKERS, 0):
         loader = torchvision(folder, side, len(train), workers)
         epochs[f"DataLoader, {workers} workers"] = repeat_loader(loader)
-        for form in ("exact", "tensor"):
-            name = f'`from_dataloader(…, transforms="{form}")` of it'
-            epochs[f"{name}, {workers} workers"] = repeat_loader(from_dataloader(loader, "ram", transforms=form))
+        for transforms in ("exact", "tensor"):
+            name = f'`from_dataloader(…, transforms="{transforms}")` of it, {workers} workers'
+            epochs[name] = repeat_loader(from_dataloader(loader, "ram", transforms=transforms))
     return epochs
 
 
@@ -220,7 +219,7 @@ def build_cold_candidates(folder: Path, side: int, train: Split) -> dict[str, Ca
         return lambda _: [
             deque(
                 BackgroundMap(
-                    read, (Path(path) for path, _ in files(folder).samples), threads, 8, decoder_thread_context()
+                    read, (Path(path) for path, _ in files(folder).samples), threads, 8, create_decoder_context()
                 ),
                 0,
             )
@@ -233,13 +232,13 @@ def build_cold_candidates(folder: Path, side: int, train: Split) -> dict[str, Ca
         "decoding alone, 2 threads": partial(decode, 2),
         "decoding alone, 1 thread": partial(decode, 1),
         "`ram`": ram,
-        "`disk`, of a set that is decoded": lambda _: build_epoch("disk", train, CROP_AND_FLIP),
+        "`disk`, dataset decoded before": lambda _: build_epoch("disk", train, CROP_AND_FLIP),
         "torchvision, 2 workers": lambda _: repeat_loader(torchvision(folder, side, len(files(folder)))),
     }
 
 
 def measure_rows(turns: Mapping[str, Callable[[int], float]], side: int, rounds: int, digits: int) -> list[list[str]]:
-    """Let the candidates take turns. Returns their rows of the table."""
+    """Let the candidates take turns, and return their rows of the table."""
     results = take_turns(turns, rounds)
     first = next(iter(results.values()))
     return [
@@ -259,7 +258,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
         name: partial(time_first_batch, start) for name, start in build_cold_candidates(folder, side, train).items()
     }
     tables = [measure_rows(seconds, side, arguments.rounds, 2)]
-    if find_spec("ffcv"):  # Measure once, because compiling its code takes long.
+    if find_spec("ffcv"):  # Measure FFCV once, because compiling its code takes long.
         once = time_first_batch(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
     host = build_host_candidates(folder, side, train, root)
@@ -288,10 +287,10 @@ def compare(arguments: argparse.Namespace) -> str:
         measured = [measure(folder, Path(root), side, arguments) for side in arguments.sides]
     size = sum(file.stat().st_size for file in folder.glob("train/*/*")) / arguments.pictures / 1000
     method = (
-        f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, read before, so that the system has "
-        f"them in memory; {arguments.rounds} rounds: median and range. Speeds are of epochs of {arguments.batches} "
-        f"batches of {BATCH_SIZE}; milliseconds are per picture. A ratio is to the first row of the size in the same "
-        "round. Until the first batch, torchvision reads the files of a few batches, the others all files."
+        f"{arguments.pictures} JPEG files of {WIDTH}×{HEIGHT} and {size:.0f} KB, which are in the page cache; "
+        f"{arguments.rounds} rounds: median and range. Epochs have {arguments.batches} batches of {BATCH_SIZE}; "
+        "milliseconds are per picture. A ratio compares a row with the first row of the same size, in the same round. "
+        "Before its first batch, torchvision reads the files of a few batches, and every other candidate all files."
     )
     parts = []
     for number, (title, unit) in enumerate((DEVICE_TABLES if arguments.device else TABLES).items()):
@@ -305,7 +304,9 @@ if __name__ == "__main__":
     parser = create_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("~/.cache/vitmnist/benchmark-pictures"))
     parser.add_argument("--pictures", type=positive_int, default=2000)
-    parser.add_argument("--batches", type=positive_int, default=12, help="in an epoch of the speeds")
-    parser.add_argument("--sides", type=positive_int, nargs="+", default=[32, 64, 224], help="pixels")
+    parser.add_argument("--batches", type=positive_int, default=12, help="batches in an epoch")
+    parser.add_argument(
+        "--sides", type=positive_int, nargs="+", default=[32, 64, 224], help="sides of a crop in pixels"
+    )
     parser.add_argument("--device", help="measure only batches that are augmented on this device")
     main(parser, compare)

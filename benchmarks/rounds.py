@@ -1,4 +1,4 @@
-"""Shared by the benchmark scripts: command line, rounds in which candidates take turns, and reports as Markdown."""
+"""The code that the benchmarks share: command line, rounds in which candidates take turns, and reports in Markdown."""
 
 import argparse
 import shlex
@@ -27,8 +27,8 @@ def create_parser(description: str | None, rounds: int | None = 5) -> argparse.A
     """Create a parser with `--output` and, unless `rounds` is None, `--rounds` with that default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if rounds:
-        meaning = "measured rounds, after one that does not count"
-        parser.add_argument("--rounds", type=positive_int, default=rounds, help=meaning)
+        help_text = "measured rounds, after a warm-up round"
+        parser.add_argument("--rounds", type=positive_int, default=rounds, help=help_text)
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     return parser
 
@@ -54,12 +54,12 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
     """Parse the command line, measure, and print the report. A user error ends with a usage message.
 
     Args:
-        report: measures what the arguments ask for; returns the text to print, and to write to `--output`.
+        report: measures with the parsed arguments; returns the text to print and to write to `--output`.
     """
     arguments = parser.parse_args()
     output: Path | None = arguments.output
     if output and not output.parent.is_dir():  # Check before anything is measured.
-        parser.error(f"--output {output}: there is no folder {output.parent}")
+        parser.error(f"--output {output}: the folder {output.parent} does not exist; create it first")
     try:
         text = report(arguments)
     except Exception as error:
@@ -73,9 +73,9 @@ def main(parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace],
 
 
 def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) -> dict[Name, list[Result]]:
-    """Call each candidate with the number of each round. Returns its results, without the warm-up in round 0.
+    """Call each candidate with the number of each round; return the results without round 0, the warm-up.
 
-    Each result is printed to stderr as it comes, so that a program that is stopped has shown some.
+    Each result is printed to stderr at once, so that an interrupted program has shown some of them.
     """
     results: dict[Name, list[Result]] = {name: [] for name in candidates}
     for number, names in enumerate(tqdm(rotate(list(candidates), rounds + 1), "round", rounds + 1)):
@@ -88,7 +88,7 @@ def take_turns(candidates: Mapping[Name, Callable[[int], Result]], rounds: int) 
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of a call, from an idle device to an idle device."""
+    """Time a call, from an idle device to an idle device (s)."""
     synchronize(device)
     started = time.perf_counter()
     work()
@@ -119,7 +119,7 @@ def format_report(title: str, environment: Mapping[str, Any], method: str, *part
 
     Args:
         environment: from `describe_environment`, or the `environment` of a `result.json`.
-        method: in sentences; may be empty.
+        method: sentences about the method, or an empty text.
     """
     folder = shlex.quote(str(Path(__file__).parent))
     failed, commit = subprocess.getstatusoutput(f"git -C {folder} describe --always --dirty --abbrev=10 --exclude='*'")

@@ -1,14 +1,14 @@
-"""Where the time of a training step goes: precisions, compiled code, CUDA graphs, and ways to compute attention.
+"""Times a training step with different precisions, compiled code and CUDA graphs, and implementations of attention.
 
     python benchmarks/step.py --batch-size 500 5000 --output benchmarks/results/step.md
     python benchmarks/step.py --only bf16 attention
 
-Each way of computing a step of the articles' ViT over MNIST with Adam has a row, from the batch's indices to the new
-weights; then each way of computing attention alone, forward and backward, for the model's shape `[B, 8, 17, 8]`.
+The first rows time a step of the articles' ViT on MNIST with Adam, from a batch on the device to the new weights. The
+other rows time attention alone, forward and backward, for the model's shape `[B, 8, 17, 8]`.
 
-    µs        per call: wall clock of consecutive calls, from an idle device to an idle device
-    host µs   until a single call returns; where it is more than the µs per call, the device is idle in between
-    kernels   that a call launches on the device, counted by torch's profiler
+    µs        time per call: wall clock of consecutive calls, from an idle device to an idle device
+    host µs   time until a single call returns; if it exceeds the µs per call, the device is idle in between
+    kernels   number of kernels that a call launches on the device, counted by torch's profiler
 
 The last two are measured with CUDA only. All candidates run in one process and take turns; figures are medians of the
 rounds, with their range.
@@ -44,12 +44,12 @@ from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 Work = Callable[[], object]
-ATTENTION = (8, 17, 8)  # Heads, tokens and head dimension of the articles' model
+ATTENTION_SHAPE = (8, 17, 8)  # Heads, tokens and head dimension of the articles' model
 BACKENDS = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 def list_steps() -> dict[str, list[str]]:
-    """Return the overrides of every way of computing a step, by label."""
+    """Return the overrides of every kind of step, by label."""
     ways = {"eager": [], "compiled": ["trainer.compile=true"], "graph": ["trainer.graph=true"]}
     return {
         f"{precision}, {name}": [f"trainer.precision={precision}", "trainer.fused=true", *way]
@@ -59,28 +59,28 @@ def list_steps() -> dict[str, list[str]]:
 
 
 def build_step(overrides: list[str], stack: ExitStack) -> Work:
-    """Build a function that takes a step, always on the same batch."""
+    """Build a function that takes a step on the same batch in every call."""
     _, step, loader, _ = build_run(overrides, stack)
     batch = next(step.batches(loader, 0))
     return lambda: step(batch)
 
 
 def build_attention(batch: int, device: torch.device, dtype: torch.dtype, backend: SDPBackend | None) -> Work:
-    """Build a function that computes attention and its gradients; without a backend, by plain matrix products."""
-    shape = (batch, *ATTENTION)
+    """Build a function that computes attention and its gradients; without a backend, with plain matrix products."""
+    shape = (batch, *ATTENTION_SHAPE)
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     upstream = torch.randn(shape, device=device, dtype=dtype)
 
     def work() -> None:
         if backend is None:
-            output = (q @ k.transpose(-2, -1) * ATTENTION[-1] ** -0.5).softmax(dim=-1) @ v
+            output = (q @ k.transpose(-2, -1) * ATTENTION_SHAPE[-1] ** -0.5).softmax(dim=-1) @ v
         else:
             with sdpa_kernel(backend):
                 output = F.scaled_dot_product_attention(q, k, v)
         torch.autograd.grad(output, (q, k, v), upstream)
 
-    def work_by_any_kernel() -> None:
-        # A step turns deterministic algorithms on for the process, and some backends have none.
+    def work_with_any_kernel() -> None:
+        # A step enables deterministic algorithms for the process, and some backends have none.
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         try:
@@ -88,11 +88,11 @@ def build_attention(batch: int, device: torch.device, dtype: torch.dtype, backen
         finally:
             torch.use_deterministic_algorithms(before)
 
-    return work_by_any_kernel
+    return work_with_any_kernel
 
 
 def list_attentions(batch: int, device: torch.device) -> dict[str, Callable[[], Work]]:
-    """Return the builder of each way of computing attention, by label."""
+    """Return the builder of each implementation of attention, by label."""
     builders: dict[str, Callable[[], Work]] = {}
     for dtype in (torch.float32, torch.bfloat16):
         name = f"attention, {str(dtype).removeprefix('torch.')}"
@@ -108,7 +108,7 @@ def measure_call(work: Work, device: torch.device, budget_s: float) -> float:
     synchronize(device)
     calls, started = 0, time.perf_counter()
     while calls < 3 or time.perf_counter() - started < budget_s:
-        for _ in range(10 if device.type == "cuda" else 1):  # The host runs ahead, so limit the queue.
+        for _ in range(10 if device.type == "cuda" else 1):  # The host runs ahead; this limits the queue.
             work()
             calls += 1
         synchronize(device)
@@ -148,7 +148,7 @@ def measure(
             works[name]()
         except (RuntimeError, UserError) as error:
             works.pop(name, None)
-            rows[name] = [name, f"not possible: {first_line(error)}", "–", "–"]
+            rows[name] = [name, f"fails: {first_line(error)}", "–", "–"]
 
     def turn(work: Work, number: int) -> float:
         raise_clocks(work, device)
@@ -176,7 +176,7 @@ def compare(arguments: argparse.Namespace) -> str:
             texts = arguments.only or [""]
             chosen = {name: build for name, build in builders.items() if any(text in name for text in texts)}
             rows = measure(chosen, device, arguments.rounds, arguments.seconds)
-        parts += [f"## Batch {size}", format_table(["step", "µs", "host µs", "kernels"], rows)]
+        parts += [f"## Batch size {size}", format_table(["step", "µs", "host µs", "kernels"], rows)]
     method = f"Medians and ranges of {arguments.rounds} rounds."
     return format_report("A training step", describe_environment(device), method, *parts)
 
@@ -184,7 +184,7 @@ def compare(arguments: argparse.Namespace) -> str:
 if __name__ == "__main__":
     parser = create_parser(__doc__)
     parser.add_argument("--batch-size", type=positive_int, nargs="+", default=[500, 5000])
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each candidate in each round")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of a candidate's turn in a round")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="+", metavar="TEXT", help="candidates whose name contains one of these")
     parser.add_argument("--root", default="~/.cache/vitmnist", help="folder for downloaded files")

@@ -1,14 +1,14 @@
-"""How long `experiment=speedrun` takes, and how much its accuracy varies: many seeds, three clocks.
+"""Measures the time and the accuracy of `experiment=speedrun` over several seeds.
 
     python benchmarks/time_to_accuracy.py --seeds 3 --output benchmarks/results/time-to-accuracy.md
     python benchmarks/time_to_accuracy.py --seeds 10 epochs=6 trainer.compile=true      with overrides, as for train.py
 
-Each seed trains for a fixed number of epochs in a process of its own, and is evaluated once, at the end, on the test
-split: no epoch is selected by its accuracy. The clocks:
+Each seed trains for a fixed number of epochs in its own process, and is evaluated once, at the end, on the test split,
+so no epoch is selected by its accuracy. There are three times:
 
-    warm         from the first step to the end of the evaluation, without set-up (reading data, compilation)
-    warm cache   a whole process, with compiled code of earlier ones on disk
-    cold         a whole process without compiled code (the caches of Python and the operating system stay)
+    warm                 from the first step to the end of the evaluation, without set-up (reading data, compilation)
+    warm-cache process   a whole process, with the compiled code of earlier processes on disk
+    cold process         a whole process without compiled code (the caches of Python and the operating system are kept)
 """
 
 import argparse
@@ -40,7 +40,7 @@ RECIPE = "experiment=speedrun"
 
 
 def train_once(overrides: list[str]) -> dict[str, Any]:
-    """Train and evaluate once. Returns accuracy in percent, seconds of the warm clock, options and environment."""
+    """Train and evaluate once; return the accuracy in percent, the warm time in seconds, options and environment."""
     with ExitStack() as stack:
         epochs = validate(Config, compose([RECIPE, *overrides])).epochs
         _, step, loader, eval_loader = build_run([RECIPE, *overrides], stack)
@@ -61,7 +61,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
 
 
 def train_in_process(overrides: list[str], cache: str) -> dict[str, Any]:
-    """Call `train_once` in a process that keeps its compiled code in `cache`, and add the seconds `process_s`.
+    """Call `train_once` in a process that stores its compiled code in `cache`; add the duration of the process.
 
     Raises:
         UserError: the process failed.
@@ -81,7 +81,7 @@ def train_in_process(overrides: list[str], cache: str) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Run the processes and return the report. In such a process (`--once`), return its result as JSON."""
+    """Run the processes and return the report. With `--once`, train in this process and return its result as JSON."""
     if arguments.once:
         return json.dumps(train_once(arguments.overrides)) + "\n"
     validate(Config, compose([RECIPE, *arguments.overrides]))  # Report errors before anything starts.
@@ -90,7 +90,7 @@ def measure(arguments: argparse.Namespace) -> str:
     with tempfile.TemporaryDirectory() as shared:
         for number in range(arguments.cold):
             with tempfile.TemporaryDirectory() as empty:
-                # The last cold process fills the cache for the warm ones.
+                # The last cold process fills the cache for the warm processes.
                 cache = shared if number + 1 == arguments.cold else empty
                 cold.append(train_in_process([*arguments.overrides, "seed=0"], cache))
                 bar.update()
@@ -102,10 +102,10 @@ def measure(arguments: argparse.Namespace) -> str:
 
 
 def format_results(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> str:
-    """Format the report."""
+    """Format the report from the results of the warm and the cold processes."""
     first, accuracies = runs[0], [run["accuracy"] for run in runs]
     options = ", ".join(f"{key}={value}" for key, value in first["trainer"].items() if key != "reasons")
-    clocks = {
+    times_by_kind = {
         "warm": [run["warm_s"] for run in runs],
         "warm-cache process": [run["process_s"] for run in runs],
         "cold process": [run["process_s"] for run in cold],
@@ -119,16 +119,16 @@ def format_results(runs: list[dict[str, Any]], cold: list[dict[str, Any]]) -> st
         ", ".join(f"{accuracy:.2f}" for accuracy in accuracies),
     ]
     return format_report(
-        f"{RECIPE}: {first['epochs']} epochs at batch {first['batch_size']}",
+        f"{RECIPE}: {first['epochs']} epochs at batch size {first['batch_size']}",
         first["environment"],
         f"trainer: {options}.",
         "Accuracy on the test split, in percent, of the final weights; each seed is evaluated once.",
-        format_table(["seeds", "mean", "spread (standard deviation)", "least", "most", "each"], [accuracy_row]),
+        format_table(["seeds", "mean", "standard deviation", "lowest", "highest", "all"], [accuracy_row]),
         format_table(
-            ["clock", "runs", "mean, s", "spread, s"],
+            ["time", "runs", "mean, s", "standard deviation, s"],
             [
                 [name, str(len(times)), f"{fmean(times):.2f}", format_deviation(times, 2)]
-                for name, times in clocks.items()
+                for name, times in times_by_kind.items()
             ],
         ),
     )
@@ -142,7 +142,7 @@ def format_deviation(values: list[float], digits: int) -> str:
 if __name__ == "__main__":
     parser = create_parser(__doc__, rounds=None)
     parser.add_argument("--seeds", type=positive_int, default=3, help="number of seeds, starting at 1")
-    parser.add_argument("--cold", type=positive_int, default=1, help="number of processes for the cold clock")
+    parser.add_argument("--cold", type=positive_int, default=1, help="number of cold processes")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as for train.py, on top of experiment=speedrun")
+    parser.add_argument("overrides", nargs="*", help="overrides as for train.py, on top of experiment=speedrun")
     main(parser, measure)

@@ -1,12 +1,11 @@
-"""What `from_dataloader` gains for random transforms, compared with the original `DataLoader` and with SPDL.
+"""Measures the speed of random transforms with `from_dataloader`, the original `DataLoader`, `data/augment` and SPDL.
 
     python benchmarks/transforms.py --output benchmarks/results/transforms-cpu.md
 
-JPEG files of 500×375 are cropped to 224×224, flipped, converted and normalised by torchvision, in batches of 64; also
-with `Resize(256)` before and with `ColorJitter` after the crop. An epoch is a turn; a ratio divides pictures per second
-by those of the DataLoader in the same round. The crops are also made as the trainer makes them, by `data/augment`. SPDL
-applies the same transforms in threads; it is left out if it is not installed (`pip install -e '.[bench]'`). FFCV
-is in `pictures.py`.
+torchvision crops JPEG files of 500×375 to 224×224, flips, converts and normalises them, in batches of 64; in other
+cases also with `Resize(256)` before the crop, or with `ColorJitter` after it. A turn is an epoch. A ratio divides the
+speed of a loader by the speed of the DataLoader in the same round. SPDL applies the same transforms in threads;
+it is left out if it is not installed (`pip install -e '.[bench]'`).
 """
 
 import argparse
@@ -61,7 +60,7 @@ AUGMENT = [
 
 
 def spdl(dataset: ImageFolder, threads: int) -> Iterator[Any]:
-    """An epoch of an SPDL pipeline: threads read and transform samples."""
+    """Yield an epoch of an SPDL pipeline, whose threads read and transform samples."""
     from spdl.pipeline import PipelineBuilder
 
     builder: Any = PipelineBuilder().add_source(torch.randperm(len(dataset)).tolist())
@@ -72,7 +71,7 @@ def spdl(dataset: ImageFolder, threads: int) -> Iterator[Any]:
 
 
 def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
-    """Epochs as in the trainer: pictures are kept as 256×256 pixels, and cropped and flipped in batches."""
+    """Build epochs as in the trainer: pictures are stored as 256×256 pixels, and cropped and flipped in batches."""
     root = str(folder.parent / "cache")
     train = load_dataset("image_folder", root=root, path=str(folder), size=256, mode="rgb", test_share=0.1).train
     preprocess = Preprocess(train, build_augment(validate(Config, compose(AUGMENT)).data))
@@ -98,11 +97,11 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
     loader: DataLoader[Any] = DataLoader(dataset, BATCH_SIZE, shuffle=True, num_workers=workers)
     epochs: dict[str, Callable[[], Any]] = {ORIGINAL: partial(iter, loader)}
     costs = {}
-    for form in ("exact", "tensor"):
+    for mode in ("exact", "tensor"):
         started = time.perf_counter()
-        replaced: Any = from_dataloader(loader, "ram", transforms=form)
-        costs[form] = time.perf_counter() - started, replaced.dataset._samples.nbytes
-        epochs[form] = partial(iter, replaced)
+        replacement: Any = from_dataloader(loader, "ram", transforms=mode)
+        costs[mode] = time.perf_counter() - started, replacement.dataset._samples.nbytes
+        epochs[mode] = partial(iter, replacement)
     if find_spec("spdl") and workers:
         epochs[f"SPDL, {workers} threads"] = partial(spdl, dataset, workers)
     if transforms == CASES["crop"] and not workers:
@@ -113,8 +112,8 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
         row = [name, format_spread(values, 0), format_ratios(values, speeds[ORIGINAL])]
         if name in costs:
             set_up, nbytes = costs[name]
-            saved = len(dataset) * (1 / median(speeds[ORIGINAL]) - 1 / median(values))  # Seconds per epoch
-            row += [f"{nbytes / 2**20:,.0f}", f"{set_up:.1f}", f"{set_up / saved:.1f}" if saved > 0 else "never"]
+            saved_s = len(dataset) * (1 / median(speeds[ORIGINAL]) - 1 / median(values))  # In each epoch
+            row += [f"{nbytes / 2**20:,.0f}", f"{set_up:.1f}", f"{set_up / saved_s:.1f}" if saved_s > 0 else "never"]
         rows.append(row)
     return rows
 
@@ -132,10 +131,10 @@ def compare(arguments: argparse.Namespace) -> str:
             for workers in arguments.workers:
                 rows_of_case = measure(folder, CASES[case], workers, arguments.rounds)
                 rows += [[case, str(workers), *row] for row in rows_of_case]
-    header = ["transforms", "workers", "loader", "pictures/s", "times as many", "MiB kept", "set-up, s", "paid after"]
+    header = ["transforms", "workers", "loader", "pictures/s", "ratio", "MiB stored", "set-up, s", "break-even, epochs"]
     method = (
         f"{arguments.pictures} JPEG pictures of 500×375, batches of {BATCH_SIZE}, {arguments.rounds} rounds: median "
-        "and range. Set-up decodes once and compares the first batches; it is paid for after that many epochs."
+        "and range. The set-up decodes once and compares the first batches."
     )
     return format_report(
         "Random transforms", describe_environment(torch.device("cpu")), method, format_table(header, rows)

@@ -95,7 +95,7 @@ def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
         ({"drop_last": "false"}, "^drop_last=false: must be True or False"),
         ({"batch_size": 11, "drop_last": True}, "^batch_size=11 exceeds the 10 images, so drop_last=true leaves no ba"),
         ({"name": ["ram"]}, r"^name=\['ram'\]: not known"),
-        ({"device": "mps"}, "^mps is not supported yet: float64 .* are missing there; type device=cpu$"),
+        ({"device": "mps"}, "^mps is not supported yet: float64 .* are missing there; set device=cpu$"),
         ({"device": "gpu"}, "^device=gpu: unknown device; allowed: auto, cpu, cuda"),
         ({"name": "prefetch", "base": {"name": "disk", "worker": 1}}, r"base\.worker: there is no such key"),
     ],
@@ -128,7 +128,7 @@ def test_unusable_data_is_refused_with_a_reason(data: object, message: str) -> N
 
 
 def test_a_dataset_is_not_a_split(tiny: base.Dataset) -> None:
-    with pytest.raises(DataError, match="of a dataset with several splits, give one"):
+    with pytest.raises(DataError, match="pass one split of a dataset with several"):
         make_loader("ram", tiny, **COMMON)
 
 

@@ -15,7 +15,7 @@ from vitmnist.models.vit import ViT, ViTOptions
 
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
 BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
-    "epoch": ([*IMAGES, "--rounds=1", "--only", "bare", "fast"], ["bare loop", "gpu_slice, trainer=fast"]),
+    "epoch": ([*IMAGES, "--rounds=1", "--only", "hand", "fast"], ["hand-written loop", "gpu_slice, trainer=fast"]),
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "pictures": (

@@ -43,19 +43,12 @@ def test_without_a_gpu_one_line_says_so_and_a_dry_run_prints_the_commands(
 @pytest.mark.parametrize(
     ("code", "limit_s", "outcome", "printed"),
     [
-        (
-            "import sys; print('half a page'); sys.exit('no memory')",
-            60,
-            "failed, exit code 1",
-            "half a page\n    no memory",
-        ),
+        ("print('half a page'); exit('no memory')", 60, "failed, exit code 1", "half a page\n    no memory"),
         (INTERRUPTED, 2, "stopped after 2 s", "    begun\n    one failed"),
         (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
     ],
 )
-def test_how_a_command_ended_is_reported(
-    gpu: ModuleType, code: str, limit_s: float, outcome: str, printed: str
-) -> None:
+def test_how_a_command_ended_is_reported(gpu: ModuleType, code: str, limit_s: int, outcome: str, printed: str) -> None:
     reported, page = gpu.run(f"python -c {shlex.quote(code)}", limit_s)
     assert reported == outcome
     assert printed in page
@@ -73,5 +66,5 @@ def test_the_programs_accept_their_options(
             monkeypatch.setattr(sys, "argv", [program, *options, "--output=missing/page.md"])
             with pytest.raises(SystemExit):
                 runpy.run_path(str(REPOSITORY / program), run_name="__main__")
-            assert "there is no folder missing" in capsys.readouterr().err  # the first check after the options
+            assert "the folder missing does not exist" in capsys.readouterr().err  # the first check after the options
     assert (REPOSITORY / "tests" / "gpu").is_dir()

@@ -76,18 +76,11 @@ def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
         assert epoch.keys() - {"epoch", "first_of_start", "ended_at", "steps"} == build_epoch_table().keys()
 
 
-class Dropping(CNN):
-    """A network that draws from torch's global generator in each training step."""
-
-    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
-        super().__init__(options, shape, classes)
-        self.features.append(nn.Dropout(0.5))
-
-
 def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Dropping))
+    dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
+    monkeypatch.setitem(MODELS.import_package(), "cnn", dropping)
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")

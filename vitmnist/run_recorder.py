@@ -1,12 +1,11 @@
 """Records, logs and saves each completed epoch."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from PIL.Image import Image
 
 from vitmnist.checkpoint.manager import CheckpointManager
@@ -28,7 +27,7 @@ from vitmnist.training.progress import EpochProgress
 
 @dataclass(eq=False)
 class RunRecorder:
-    """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
+    """Records, logs and saves the epochs of a run. Only rank 0 has loggers."""
 
     config: Config
     result: Result
@@ -38,13 +37,11 @@ class RunRecorder:
     loggers: list[Logger]
     draw_images: Callable[[Predictions, int], Mapping[str, Image]]
     """Draws images for the loggers from the predictions and the index of an epoch."""
-    device: torch.device
-    classes: Sequence[str]
     is_first_of_start: bool = True
     """True until the first epoch of this process has ended."""
 
     def is_done(self) -> bool:
-        """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
+        """Whether all epochs are done, or the last `patience` epochs in a row were no better than the best epoch."""
         epochs = self.result.epochs
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
@@ -80,22 +77,22 @@ class RunRecorder:
         Raises:
             ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written. If writing a record fails, the run is saved first.
+            DataError: the records or the checkpoint cannot be written. If the records cannot, the run is saved first.
             RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
         record = self._make_record(progress, train_metrics, eval_metrics)
         if self.config.log.per_class:
-            matrix = predictions.confusion_matrix(len(self.classes))
-            record["classes"] = compute_class_metrics(matrix, self.classes)
+            classes = self.checkpoints.dataset.train.classes
+            record["classes"] = compute_class_metrics(predictions.confusion_matrix(len(classes)), classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         result.epochs.append(record)
         self.is_first_of_start = False
         is_last = self.is_done()
-        # Save the best epoch only with a validation split: choosing it by the test split would bias its accuracy.
+        # Save the best epoch only with a validation split: selecting it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
-        try:  # Write the records before the checkpoint: resuming removes records that are newer than it.
+        try:  # Write the records before the checkpoint, because resuming removes records that are newer than it.
             self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
@@ -116,7 +113,7 @@ class RunRecorder:
         save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
         epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.checkpoints.step.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         record = {
             "epoch": progress.epoch,
@@ -125,7 +122,7 @@ class RunRecorder:
             "ended_at": time.time(),
             "steps": progress.logged_steps(),
         }
-        # The monitored metric can be a time. The ranks must agree on the best and the last epoch.
+        # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
         return self.world.broadcast_object(lambda: record)
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:

@@ -124,7 +124,7 @@ class Trainer:
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
-            recorder = self.open_recorder(dataset, sampler, step, checkpoints, open_loggers)
+            recorder = self.open_recorder(sampler, checkpoints, open_loggers)
 
             # From here on, a signal stops the run after the current step, so that progress can be saved.
             self.stop.listen(deadline)
@@ -251,7 +251,7 @@ class Trainer:
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
             selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
-        log.info("expected time per loader\n%s", selection.table())
+        log.info("expected time per loader\n%s", selection.format_table())
         self.result.auto = asdict(selection)
         return selection.name, loader
 
@@ -289,16 +289,9 @@ class Trainer:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_recorder(
-        self,
-        dataset: Dataset,
-        sampler: EpochSampler,
-        step: TrainStep,
-        checkpoints: CheckpointManager,
-        open_loggers: ExitStack,
-    ) -> RunRecorder:
+    def open_recorder(self, sampler: EpochSampler, manager: CheckpointManager, open_loggers: ExitStack) -> RunRecorder:
         """Remove records newer than the checkpoint, and open the loggers; `open_loggers` closes them."""
-        config, folder, result, world = self.config, self.folder, self.result, self.world
+        folder, result, world = self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
         loggers = []
         if world.is_main:
@@ -310,18 +303,8 @@ class Trainer:
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-        return RunRecorder(
-            config=config,
-            result=result,
-            world=world,
-            monitor=self.monitor,
-            checkpoints=checkpoints,
-            loggers=loggers,
-            draw_images=images,
-            device=self.device,
-            classes=dataset.train.classes,
-        )
+        draw_images = partial(draw_epoch_images, manager.dataset, sampler, manager.step.preprocess)
+        return RunRecorder(self.config, result, world, self.monitor, manager, loggers, draw_images)
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

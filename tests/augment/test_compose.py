@@ -37,7 +37,7 @@ def data() -> TensorSet:
     return TensorSet(images, torch.arange(23) % 5)
 
 
-def test_operations_are_applied_in_order_with_the_keys_of_their_places(data: TensorSet) -> None:
+def test_operations_are_applied_in_order_with_the_keys_of_their_positions(data: TensorSet) -> None:
     values = [{"name": "horizontal_flip"}, {"name": "shift", "pixels": 3}, {"name": "horizontal_flip"}]
     found = Preprocess(data, Compose(values))(data.images, keys(23))
     expected = data.images
@@ -100,7 +100,7 @@ def test_an_augmented_image_does_not_depend_on_its_batch_nor_on_threads_and_norm
         assert torch.equal(preprocess(images, keys(23)), expected)
 
 
-def test_parameters_are_overridden_by_their_place_and_have_defaults() -> None:
+def test_parameters_are_overridden_by_position_and_have_defaults() -> None:
     preset = configured("data/augment=cifar", "data.augment.operations.2.p=0.25")
     assert (preset.operations[2].options.p, preset.operations[2].options.ratio) == (0.25, [0.3, 3.3])
     listed = configured("data/augment=compose", "data.augment.operations=[{name: horizontal_flip}, {name: cutmix}]")
@@ -124,7 +124,7 @@ def test_parameters_are_overridden_by_their_place_and_have_defaults() -> None:
         ("flip", "data.augment.operations=flip: must be list[Any]"),
     ],
 )
-def test_a_mistake_is_named_with_its_place(operations: str, message: str) -> None:
+def test_an_error_names_the_position_of_the_operation(operations: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         configured("data/augment=compose", f"data.augment.operations={operations}")
     assert message in str(raised.value)

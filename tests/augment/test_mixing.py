@@ -24,7 +24,7 @@ def mix(name: str, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -
     return Preprocess(augment=augment, classes=classes, mean=[0] * 3, std=[1] * 3).mix_batch(images, labels, keys)
 
 
-def test_mixup_is_that_of_torchvision() -> None:
+def test_mixup_matches_torchvision() -> None:
     """Images differ by at most 1e-6 if the weight is the one that was drawn for each image."""
     source, partners = images(NUMBER), images(NUMBER, seed=1)
     mixed, weights = built("mixup")(source, partners, keys(NUMBER))
@@ -34,7 +34,7 @@ def test_mixup_is_that_of_torchvision() -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_cutmix_is_that_of_torchvision() -> None:
+def test_cutmix_matches_torchvision() -> None:
     """Pixels are equal. The weight is the area of the image that is left."""
     source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
     mixed, weights = cutmix(source, partners, keys(NUMBER))

@@ -90,7 +90,7 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
     assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
 
 
-def test_boxes_have_the_areas_and_shapes_asked_for_and_lie_anywhere() -> None:
+def test_boxes_have_the_configured_areas_and_shapes_and_lie_anywhere() -> None:
     boxes = draw_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
     heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
     areas, ratios = heights * widths / 60_000, widths / heights
@@ -197,7 +197,7 @@ def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS.names() if not isinstance(built(name), Mixing)])
-def test_an_image_is_changed_alike_in_any_batch(name: str) -> None:
+def test_an_image_changes_in_the_same_way_in_any_batch(name: str) -> None:
     """The images are so small that they are not processed one by one."""
     source = images(40)
     expected = torch.cat([operation(name)(source[row : row + 1], keys(40)[row : row + 1]) for row in range(40)])

@@ -60,4 +60,4 @@ def test_limited_batches_are_one_epoch_of_every_split(
 )
 def test_keys_of_other_trainers_lead_to_those_here(typed: str, key: str, refuse: Printed) -> None:
     name = typed.lstrip("+").partition("=")[0]
-    assert refuse(typed) == f"error: {name}: there is no such key; type {key}\n"
+    assert refuse(typed) == f"error: {name}: there is no such key; set {key}\n"

@@ -90,5 +90,5 @@ def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path) -> None:
     start = "import sys; sys.modules['hydra_plugins'] = None; from vitmnist.cli.train import main; main()"
     ended = run_python("-c", start, "-m", "hydra/launcher=parallel", folder=tmp_path)
     assert ended.returncode == 1
-    assert ended.stderr == "error: hydra/launcher=joblib is not installed; type pip install 'vitmnist[launchers]'\n"
+    assert ended.stderr == "error: hydra/launcher=joblib is not installed; run pip install 'vitmnist[launchers]'\n"
     assert not list(tmp_path.iterdir())

@@ -135,6 +135,6 @@ def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp
     search = ["-m", *quick, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
     assert start(*search, before=hide_optuna).ended() == (
         1,
-        "error: hydra/sweeper=optuna is not installed; type pip install 'vitmnist[search]'\n",
+        "error: hydra/sweeper=optuna is not installed; run pip install 'vitmnist[search]'\n",
     )
     assert not jobs(tmp_path / "other")

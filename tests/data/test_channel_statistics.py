@@ -44,11 +44,11 @@ def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
         ({"mean": [0.5]}, r"data\.normalize\.std is missing"),
         ({"mean": 0.5, "std": 0.5}, r"data\.normalize\.mean"),
         ({"mean": [0.5], "std": [0.5], "var": 1}, r"data\.normalize\.var: there is no such key"),
-        ({"mean": [0.5], "std": [0.0]}, "must be one of each per channel, of images scaled to 0…1"),
-        ({"mean": [127], "std": [60]}, "must be one of each per channel, of images scaled to 0…1"),
+        ({"mean": [0.5], "std": [0.0]}, "must be a mean and a deviation per channel, of images scaled to 0…1"),
+        ({"mean": [127], "std": [60]}, "must be a mean and a deviation per channel, of images scaled to 0…1"),
         (
             {"mean": [0.5], "std": [0.5, 0.5]},
-            r"data\.normalize: has the means \[0\.5\] and the deviations \[0\.5, 0\.5\]; must be one",
+            r"data\.normalize: has the means \[0\.5\] and the deviations \[0\.5, 0\.5\]; must be a mean",
         ),
     ],
 )

@@ -116,9 +116,7 @@ STORED = {
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", STORED)
-def test_images_are_upright_however_they_are_stored_decoded_and_resized(
-    tmp_path: Path, name: str, orientation: int
-) -> None:
+def test_images_are_upright_in_every_format_and_resize_mode(tmp_path: Path, name: str, orientation: int) -> None:
     """The sides are no multiples of the scales of a JPEG. Pillow turns a TIFF file while it is loaded."""
     mode, target = {"grey.jpg": "L", "grey.tif": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
     save(tmp_path / name, smooth(0, (371, 243)).convert(mode), exif=turned(orientation), **STORED[name])

@@ -42,7 +42,7 @@ def test_each_generator_is_seeded_by_seed_epoch_and_index() -> None:
         ({"name": "disk", "num_workers": 1}, ConnectionResetError, ConnectionResetError, "the server is gone"),
     ],
 )
-def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_worker(
+def test_an_error_of_a_sample_is_raised_with_its_type_and_does_not_end_the_epoch(
     options: dict[str, Any], error: type[Exception], raised: type[Exception], message: str
 ) -> None:
     """The errors are a stray `next` of an iterator at its end, and a connection that breaks."""
@@ -56,7 +56,7 @@ def test_an_error_of_a_sample_neither_ends_the_epoch_nor_is_taken_for_a_dead_wor
     with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
         with pytest.raises(raised, match=message) as kept:
             list(loader.epoch(0))
-        assert not find_leftovers(before)  # the traceback that is kept keeps no worker
+        assert not find_leftovers(before)  # A stored traceback keeps no worker alive.
     assert kept.value.__traceback__ is not None
 
 
@@ -121,7 +121,7 @@ def test_three_random_samples_of_200_are_refused(draw: Any, name: str, store: An
 
 
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
-def test_samples_that_seed_themselves_and_a_pixel_that_is_no_number_are_stored(store: Any, tmp_path: Path) -> None:
+def test_samples_that_seed_themselves_and_samples_with_nan_are_stored(store: Any, tmp_path: Path) -> None:
     def make(index: int) -> Any:
         torch.manual_seed(index)
         random.seed(index)

@@ -114,7 +114,7 @@ def test_random_transforms_are_timed_one_by_one_and_tried_on_tensors_too() -> No
     assert dataset.transform.transforms == [slow, add_noise]
 
 
-def test_set_up_is_that_of_from_dataloader_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_set_up_time_is_estimated_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a part of the samples is decoded, and most of the time is spent reading them."""
     monkeypatch.setattr("vitmnist.diagnosis.candidates.MAX_DECODING_S", 0.1)
     samples = Made(lambda index: slow(ones(index)), 800)

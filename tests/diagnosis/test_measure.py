@@ -181,7 +181,7 @@ class SlowStart:
         yield from range(60)
 
 
-def test_waiting_is_that_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
+def test_waiting_is_measured_between_steps_and_no_row_guesses_the_length_of_an_epoch() -> None:
     diagnosis = brief(SlowStart(), lambda batch: time.sleep(0.02))
     assert diagnosis.waiting_pct.median < 50
     assert diagnosis.timings[0].error == "the length of an epoch is unknown"
@@ -195,5 +195,5 @@ def test_a_loop_keeps_its_persistent_workers() -> None:
 
 def test_the_gpu_of_a_mac_is_refused() -> None:
     model = Mock(parameters=lambda: iter([Mock(device=torch.device("mps"))]))
-    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; type device=cpu$"):
+    with pytest.raises(ConfigError, match=r"^mps is not supported yet: .*; set device=cpu$"):
         diagnose([torch.zeros(2)], print, model=model)

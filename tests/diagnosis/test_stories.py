@@ -70,7 +70,7 @@ def waiting(printed: str) -> int:
 
 @pytest.mark.slow  # Each process imports torch.
 @pytest.mark.parametrize(("script", "before"), [("norms.py", "compute-bound"), ("signals.py", "input-bound")])
-def test_a_script_has_another_limit_after_its_change(folder: Path, script: str, before: str) -> None:
+def test_a_script_has_another_bottleneck_after_its_change(folder: Path, script: str, before: str) -> None:
     """On busy cores, the new verdict may be "balanced", so the shares of waiting are compared too."""
     slow = observe(folder, script, *FEW)
     assert bottleneck_of(slow) == before

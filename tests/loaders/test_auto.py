@@ -81,7 +81,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert slow["epoch_s"]["high"] >= slow["epoch_s"]["median"] >= slow["epoch_s"]["low"] > 12 * 0.03
     assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
     assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
-    table = selection.table()
+    table = selection.format_table()
     assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), (
         "without a model there is nothing that waits"
     )
@@ -108,7 +108,7 @@ def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.M
     assert [timing.name for timing in selection.candidates] == ["ram", "own"]
 
 
-def test_a_mapped_set_is_decoded_once_for_all_candidates_that_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mapped_dataset_is_read_once_for_all_candidates_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
     copies = []
     store_all = TensorSet.store_all
@@ -166,10 +166,10 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float
         seconds = pace(candidate.loader, len(candidate.windows) + 1 if candidate.warm_up else 0)
         return TimedWindow(seconds, seconds / 2, seconds, seconds / 2)
 
-    monkeypatch.setattr(LoaderCandidate, "_time", timed)
+    monkeypatch.setattr(LoaderCandidate, "_measure", timed)
 
 
-def test_the_median_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_with_the_lowest_median_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two loaders whose windows take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
     windows = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "WorkerLoader": [9] * 6}
     pretend(monkeypatch, lambda loader, number: windows[type(loader).__name__][number])

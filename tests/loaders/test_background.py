@@ -26,7 +26,7 @@ def workers_and_threads() -> set[object]:
 
 
 @pytest.mark.parametrize("label", LOADERS)
-def test_nothing_is_left(label: str) -> None:
+def test_a_closed_or_abandoned_loader_leaves_no_threads_and_workers(label: str) -> None:
     before = find_running()
     pair = torch.arange(16), torch.arange(16)
     loader = make_loader(data=pair, batch_size=2, device="cpu", seed=1, **LOADERS[label])

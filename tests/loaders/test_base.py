@@ -52,7 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("options", "data"), CASES, ids=str)
-def test_contract(
+def test_every_loader_meets_the_contract(
     options: dict[str, Any], data: str, tiny: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,9 +71,9 @@ def test_workers_of_a_forkserver_deliver_the_same_batches(tiny: Dataset) -> None
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])
-def test_a_set_on_a_device_is_left_to_gpu_slice(name: str) -> None:
+def test_only_gpu_slice_takes_tensors_on_a_device(name: str) -> None:
     there = torch.zeros(23, 3, device="meta")
-    with pytest.raises(DataError, match="the set is on meta, not in host memory; gpu_slice leaves it there"):
+    with pytest.raises(DataError, match="the tensors are on meta, not in host memory; gpu_slice leaves them there"):
         make_loader(name, (there, there), batch_size=5, device="cpu", seed=0)
 
 

@@ -60,7 +60,7 @@ def watched(split: Split, watch: Callable[[str], object]) -> Split:
 
 @pytest.mark.parametrize("given", [{"size": 16}, {"size": 16, "mode": "grey"}, {"size": 100, "mode": "grey"}])
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "prefetch_factor": 1}])
-def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) -> None:
+def test_disk_meets_the_contract_with_image_files(folder: Path, given: dict[str, Any], options: dict[str, Any]) -> None:
     check_contract("disk", load(folder, **given), **options)
 
 
@@ -72,7 +72,7 @@ def test_contract(folder: Path, given: dict[str, Any], options: dict[str, Any]) 
         pytest.param("disk", {"num_workers": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_contract_of_others(split: Split, name: str, options: dict[str, Any]) -> None:
+def test_other_loaders_meet_the_contract_with_image_files(split: Split, name: str, options: dict[str, Any]) -> None:
     check_contract(name, split, **options)
 
 
@@ -94,11 +94,11 @@ def test_the_bytes_and_their_layout_match_ram(folder: Path, size: int, layout: t
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")])
-def test_in_inference_mode_and_with_another_default_device(split: Split, mode: Any) -> None:
+def test_batches_are_equal_in_inference_mode_and_with_another_default_device(split: Split, mode: Any) -> None:
     with mode, disk(split) as loader:
-        found = [images for images, _ in loader.epoch(0)]
+        loaded = [images for images, _ in loader.epoch(0)]
     with disk(split) as loader:
-        assert all(map(torch.equal, found, [images for images, _ in loader.epoch(0)]))
+        assert all(map(torch.equal, loaded, [images for images, _ in loader.epoch(0)]))
 
 
 @pytest.mark.parametrize("size", [16, 100])
@@ -151,7 +151,7 @@ def test_a_reader_of_grey_images_may_leave_out_the_channel(folder: Path) -> None
         assert torch.equal(torch.cat([images for images, _ in loader.epoch(0)]), split.images)
 
 
-def test_the_number_of_threads(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_and_workers_follow_the_options_and_the_cores(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_cores", lambda: 6)
     assert disk(split, threads="auto").resolved_options == {"threads": 6}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -167,19 +167,15 @@ def after_an_exception(loader: Any) -> list[list[int]]:
 
 
 USES: dict[str, Callable[[Any], Any]] = {
-    "two iterators, neither finished": lambda loader: [labels_of(part, 2) for part in (iter(loader), iter(loader))],
-    "zipped with itself": lambda loader: [
+    "two iterators": lambda loader: [labels_of(batches, 2) for batches in (iter(loader), iter(loader))],
+    "zip": lambda loader: [
         (first[1].tolist(), second[1].tolist()) for first, second in zip(loader, loader, strict=True)
     ],
-    "random numbers in the loop, as of dropout": lambda loader: [
-        (torch.rand(4).tolist(), labels.tolist()) for _, labels in loader
-    ],
+    "draws as of dropout": lambda loader: [(torch.rand(4).tolist(), labels.tolist()) for _, labels in loader],
     "a new epoch after an exception": after_an_exception,
-    "copied": lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
-    "pickled": lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
-    "attributes and items of its dataset": lambda loader: (
-        *(len(loader.dataset), loader.dataset.classes, loader.dataset.size, loader.dataset[4][1]),
-    ),
+    "copies": lambda loader: [labels_of(copied) for copied in (copy.copy(loader), copy.deepcopy(loader))],
+    "pickle": lambda loader: labels_of(pickle.loads(pickle.dumps(loader))),
+    "attributes of the dataset": lambda loader: (len(data := loader.dataset), data.classes, data.size, data[4][1]),
     "its dataset split and concatenated": lambda loader: [
         labels_of(DataLoader(part, 5, shuffle=True, collate_fn=loader.collate_fn))
         for part in (*random_split(loader.dataset, [20, SIZE - 20]), ConcatDataset([loader.dataset, Pairs()]))
@@ -219,14 +215,14 @@ def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
 
 
 @pytest.mark.parametrize("is_random", [False, True])
-def test_a_set_larger_than_memory_is_stored_in_a_file(
+def test_a_dataset_larger_than_memory_is_stored_in_a_file(
     is_random: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the disk is too small too, it is refused before anything is decoded."""
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: SIZE)
     dataloader = DataLoader(Pictures(folder, CROP) if is_random else Pairs(), batch_size=4)
     size = r"[\d.]+ MiB"
-    with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*set takes {size} .*, where {size} are free"):
+    with pytest.raises(OutOfSpaceError, match=rf"^ram: the .*dataset takes {size} .*, where {size} are free"):
         from_dataloader(dataloader, "ram")
     written, write = [], cache_file._write
     monkeypatch.setattr(cache_file, "_write", lambda *parts: written.append(1) or write(*parts))
@@ -237,7 +233,7 @@ def test_a_set_larger_than_memory_is_stored_in_a_file(
     monkeypatch.setattr(cache_file, "_write_headers", lambda *parts: pytest.fail("written"))
     with pytest.raises(OutOfSpaceError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
-    with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded set takes"):
+    with pytest.warns(UserWarning, match=r"undecoded: cache: the decoded dataset takes"):
         assert from_dataloader(dataloader, folder=str(tmp_path)) is dataloader
 
 

@@ -27,7 +27,7 @@ def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> Non
     assert isinstance(next(iter(replaced)), batch_type)
 
 
-def test_tokenizers(tmp_path: Path) -> None:
+def test_encodings_of_tokenizers_are_stored(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -48,7 +48,7 @@ def test_tokenizers(tmp_path: Path) -> None:
 
 @FORKS
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.needs("fork"))])
-def test_graphs(workers: int) -> None:
+def test_graphs_of_torch_geometric_are_stored(workers: int) -> None:
     geometric = pytest.importorskip("torch_geometric")
     from torch_geometric import loader, transforms
 

@@ -45,7 +45,7 @@ def add_noise_seldom(image: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_single_random_sample_is_never_frozen(workers: int) -> None:
+def test_a_single_random_sample_is_never_stored(workers: int) -> None:
     with pytest.raises(ConfigError, match=r"^ram: sample 38 is random \(it draws from Python\) apart from the transf"):
         from_dataloader(DataLoader(SeldomRandom(), 7, num_workers=workers), "ram")
     check_same(lambda: DataLoader(Transformed(add_noise_seldom), 7, num_workers=workers))
@@ -132,7 +132,7 @@ class Transformed(Pairs):
 
 
 @pytest.mark.parametrize("parts", [[False], [True], [False, True]], ids=["deterministic", "random", "both"])
-def test_state_that_transforms_keep_for_themselves_is_no_change(parts: list[bool]) -> None:
+def test_internal_state_of_transforms_may_change(parts: list[bool]) -> None:
     """The state is a counter, a lazily filled cache, and a generator."""
 
     def build() -> DataLoader[Any]:

@@ -130,7 +130,7 @@ def test_transforms_are_split_at_the_first_random_transform(
     assert names_of_splits(replaced)[0][0] == once
 
 
-def test_a_rare_random_transform_is_not_frozen(folder: Path) -> None:
+def test_a_transform_that_is_rarely_random_runs_in_every_epoch(folder: Path) -> None:
     for rare in (v1.RandomGrayscale(1e-9), v2.RandomGrayscale(1e-9), Rarely(), v1.RandomApply([Grey()], 1e-9)):
         transform = v1.Compose([v1.Resize((8, 8)), rare, v1.ToTensor()])
         replaced = from_dataloader(DataLoader(Pictures(folder, transform), 4), "ram")

@@ -177,7 +177,7 @@ def batch_threads() -> list[Any]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("vitmnist-map")]
 
 
-def test_threads_end_with_the_loop_that_is_left() -> None:
+def test_threads_end_when_a_loop_is_abandoned() -> None:
     ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2))
     for _ in ours:
         assert batch_threads()

@@ -35,10 +35,11 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
     assert all(shown in text and shown in page for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train", "2.00"))
     panels = draw_panels(the_only(tmp_path / "sweep"))
-    images = [f'alt="{title}" src="data:image/png;base64,{b64encode(png).decode()}"' for title, png in panels.items()]
+    sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, (png,) in panels.items()}
+    images = [f'alt="{title}" src="{source}"' for title, source in sources.items()]
     assert all(image in page for image in images)
     with Image.open(files["report.png"]) as joined:
-        assert joined.width == len(panels) * 688
+        assert joined.width == len(panels) * 768
 
 
 def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_versions(tmp_path: Path) -> None:
@@ -49,12 +50,12 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     command = {"task": ["model=vit", "model.depth=0,1"], "hydra": []}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
     text = write_report([tmp_path], tmp_path)
-    assert "Accuracy: 90.00% in each configuration. Best run: 0-a b\n" in text
+    assert "Test accuracy: 90.00% in each configuration. Best run: 0-a b\n" in text
     page = (tmp_path / "report.html").read_text()
     parts = [
         *(f"<title>Report on {tmp_path.as_posix()}</title>", f"<h1>Report on {tmp_path.as_posix()}</h1>"),
-        *("<code>python train.py -m model=vit model.depth=0,1</code>", "2026-03-04 05:06", "Some CPU, here, mnist"),
         'Best run: <a href="0-a%20b">0-a b</a>',
+        *("<code>python train.py -m model=vit model.depth=0,1</code>", "2026-03-04 05:06, Some CPU, here, mnist"),
         *('alt="Seconds per epoch"', "<table>", '<td style="text-align: left;"><a href="1-a%20b">1-a b</a></td>'),
         *("<details>\n<summary>Machine, software and data</summary>", "2.15.0", "<summary>How to read this report"),
     ]
@@ -75,7 +76,7 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     run(tmp_path / "two" / "0", "disk")
     ended = run_python("-X", "importtime", "-m", "vitmnist", "report", "one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "Lowest time: ram, 3.00 s per epoch (single run)" in ended.stdout
+    assert "Lowest time: ram, 3.00 s per epoch (one round)" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert "<code>vitmnist report one two</code>" in page.read_text()

@@ -17,7 +17,7 @@ from vitmnist.runtime.background_map import BackgroundMap, map_slices
 IDLE = """
 import time
 import torch
-from vitmnist.runtime.cpu import decoder_thread_context
+from vitmnist.runtime.cpu import create_decoder_context
 from vitmnist.runtime.background_map import BackgroundMap
 
 def spent_after_an_operation():
@@ -28,7 +28,7 @@ def spent_after_an_operation():
 
 torch.set_num_threads(2)
 values = torch.zeros(2**20)
-results = BackgroundMap(abs, range(9), 1, 2, decoder_thread_context())
+results = BackgroundMap(abs, range(9), 1, 2, create_decoder_context())
 next(results)
 time.sleep(0.1)  # the idle team may spin once, as it starts
 print(max(spent_after_an_operation() for _ in range(9)))
@@ -75,7 +75,7 @@ def close(results: list[BackgroundMap[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("end", [close, list.clear])
-def test_threads_end(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
+def test_threads_end_with_the_map(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
     before = set(threading.enumerate())
     results = [BackgroundMap(abs, count(), threads=2, max_ahead=3)]
     next(results[0])
@@ -113,7 +113,7 @@ def test_a_batch_without_rows_has_no_slices() -> None:
 
 @pytest.mark.skipif(all(pool["prefix"] != "libgomp" for pool in threadpool_info()), reason="torch has no libgomp")
 def test_idle_threads_of_torch_do_not_spin_while_others_work() -> None:
-    """libgomp's spin for some milliseconds after each operation, on a core that a thread may need."""
+    """Threads of libgomp spin for some milliseconds after each operation, on a core that another thread may need."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     ended = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
     assert float(ended.stdout) < 0.002

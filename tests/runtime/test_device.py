@@ -130,7 +130,7 @@ def test_each_of_the_precautions_is_needed(
 def test_batches_do_not_pile_up_on_a_device_that_lags_behind_the_host(open_on_fake: Open, label: str) -> None:
     loader, device = open_on_fake(label)
     with loader:
-        stored = device.most_blocks  # `gpu_slice` stores the set.
+        stored = device.most_blocks  # `gpu_slice` stores the dataset.
         epoch_on(device, loader, 0, late=True)
         blocks_per_batch = 2  # Images and labels
         assert (device.most_blocks - stored) / blocks_per_batch <= loader.options.queue_size + 4 < len(loader)

@@ -1,4 +1,4 @@
-"""A set that does not fit into memory is refused before it is read; freed memory is kept for the next batch."""
+"""A dataset that does not fit into memory is refused before it is read; freed memory is reused for the next batch."""
 
 import platform
 import subprocess
@@ -14,13 +14,7 @@ from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.runtime import cpu, memory
-from vitmnist.runtime.memory import (
-    OutOfSpaceError,
-    check_fits,
-    measure_free_memory,
-    read_host_peak,
-    reset_host_peak,
-)
+from vitmnist.runtime.memory import OutOfSpaceError, check_fits, measure_free_memory, read_host_peak, reset_host_peak
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -35,17 +29,17 @@ def test_a_dataset_that_does_not_fit_is_refused_with_advice(name: str, monkeypat
         OutOfSpaceError, match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk"
     ):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
-    # A set that is in memory already takes no more memory.
+    # A dataset that is in memory already takes no more memory.
     make_loader("ram", TENSORS, batch_size=2, device="cpu", seed=0).close()
 
 
-def test_memory_on_a_gpu_is_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_checked_separately(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: {"cpu": 2**32, "cuda": 2**30}[device.type])
     check_fits("gpu_slice", 2**30, cuda)
     with pytest.raises(
         OutOfSpaceError,
-        match=r"gpu_slice: the set takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
+        match=r"gpu_slice: the dataset takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
     ):
         check_fits("gpu_slice", 2**30 + 1, cuda, "; try another")
 

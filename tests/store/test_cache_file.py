@@ -125,7 +125,7 @@ def test_batches_are_read_from_a_mapped_file_that_numpy_reads_too(tmp_path: Path
     assert stored[0, 0, 0] == 99
 
 
-def test_a_set_that_the_disk_has_no_room_for_is_refused_before_anything_is_written(
+def test_a_dataset_larger_than_the_disk_is_refused_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = 10 * (3 * 2 + 8) - 1

@@ -75,6 +75,7 @@ def run(
         "epochs": [epoch(time) for time in times],
         "dataset": DATASET,
         "environment": ENVIRONMENT | (environment or {}),
+        "eval_split": "test",
         **result,
     }
     (folder / ".hydra").mkdir(parents=True)

@@ -57,8 +57,24 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     (keys,) = shown.PluginTagToContent("hparams").values()
     values = parse_session_start_info_plugin_data(keys).hparams
     assert (values["schedule.name"].string_value, values["epochs"].number_value) == ("one_cycle", 3)
-    tags = [*shown.Tags()["scalars"], *shown.Tags()["images"]]
-    assert sorted({tag.partition("/")[0] for tag in tags}) == ["eval", "train", "train_step", "usage", "visuals"]
+    assert (values["seed"].string_value, values["model.name"].string_value) == ("42", "cnn")
+    assert not {"data.holdout", "optimizer.beta1", "logger"} & values.keys(), "neither overridden nor identifying"
+    tags = sorted([*shown.Tags()["scalars"], *shown.Tags()["images"]])
+    assert tags[:5] == ["eval/acc", "eval/loss", "train/acc", "train/loss", "train_step/grad_norm"], (
+        "open in TensorBoard"
+    )
+    assert [*dict.fromkeys(tag.partition("/")[0] for tag in tags)][2:] == ["train_step", "usage", "various", "visuals"]
+
+
+def test_the_last_value_of_the_best_epoch_is_the_value_in_the_report(tmp_path: Path) -> None:
+    result = Result(folder=tmp_path, config={"monitor": "eval_acc"}, eval_split="validation")
+    board = TensorBoard(NoOptions(), tmp_path, result)
+    for epoch, accuracy in enumerate((70.0, 90.0, 80.0)):
+        result.epochs.append({"epoch": epoch, "eval_acc": accuracy, "ended_at": 1e9, "steps": []})
+        board.add_epoch(result.epochs[-1])
+    shown = events(tmp_path)
+    assert [event.value for event in shown.Scalars("train_best/eval_acc")] == [70.0, 90.0, 90.0]
+    assert [event.value for event in shown.Scalars("eval/acc")] == [70.0, 90.0, 80.0]
 
 
 def test_a_resumed_run_keeps_images_and_has_its_new_config_and_steps_and_images_can_be_off(

@@ -73,7 +73,7 @@ class CheckpointManager:
         self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
         self._saved_at = time.monotonic()
 
-    def save(self, progress: EpochProgress | None, best: bool = False) -> None:
+    def save(self, progress: EpochProgress | None, is_best: bool = False) -> None:
         """Write a checkpoint; `progress` is None between epochs."""
         step = self.step
         finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
@@ -89,14 +89,14 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), best)
+            storage.write_checkpoint(self.folder, vars(checkpoint), is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-            before = checkpoint.dataset_sha256
-            if differing := [name for name, value in self._checksums.items() if before.get(name) != value]:
+            saved = checkpoint.dataset_sha256
+            if differing := [name for name, value in self._checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
@@ -207,7 +207,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
-    mutable = find_keys(may_change, asdict(config))
+    changeable = find_keys(may_change, asdict(config))
     return {
         "model": config.model,
         "shape": tuple(train.images.shape[1:]),
@@ -215,5 +215,7 @@ def make_model_info(config: Config, train: Split) -> dict[str, Any]:
         "mean": train.mean,
         "std": train.std,
         "size": get_input_size(config.data, *train.images.shape[2:]),
-        "dataset": {key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in mutable},
+        "dataset": {
+            key: value for key, value in config.data.dataset.items() if f"data.dataset.{key}" not in changeable
+        },
     }

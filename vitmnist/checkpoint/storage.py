@@ -43,8 +43,8 @@ class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) -> None:
-    """Write `last.pt` in the folder of a run, and `best.pt` if `best` is true; the old `last.pt` becomes `previous.pt`.
+def write_checkpoint(folder: Path, state: dict[str, Any], is_best: bool = False) -> None:
+    """Write `last.pt` in the folder of a run, and `best.pt` if `is_best`; the old `last.pt` becomes `previous.pt`.
 
     Args:
         state: dicts, lists, numbers, strings and tensors only, because unpickling must run no code.
@@ -61,7 +61,7 @@ def write_checkpoint(folder: Path, state: dict[str, Any], best: bool = False) ->
     try:
         checkpoints.mkdir(exist_ok=True)
         # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
-        if best:
+        if is_best:
             write_atomic(checkpoints / "best.pt", content)
         write_atomic(last, content, previous if last.exists() else None)
     except OSError as error:

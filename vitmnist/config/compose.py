@@ -43,14 +43,14 @@ def make_job_name(job: int, overrides: Sequence[str], constant_keys: Collection[
     return f"{job}-{make_run_label(varied)}" if varied else str(job)
 
 
-def _as_typed(overrides: ListConfig) -> Any:
+def _to_plain_list(overrides: ListConfig) -> Any:
     """Convert to a plain list: a list of the configuration would resolve interpolations."""
     return OmegaConf.to_container(overrides)
 
 
-OmegaConf.register_new_resolver("run_label", lambda overrides: make_run_label(_as_typed(overrides)), replace=True)
+OmegaConf.register_new_resolver("run_label", lambda overrides: make_run_label(_to_plain_list(overrides)), replace=True)
 OmegaConf.register_new_resolver(
-    "job_name", lambda job, overrides, constant: make_job_name(job, _as_typed(overrides), constant), replace=True
+    "job_name", lambda job, overrides, constant: make_job_name(job, _to_plain_list(overrides), constant), replace=True
 )
 # Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
@@ -94,11 +94,11 @@ def compose_command(overrides: Sequence[str]) -> tuple[DictConfig, DictConfig]:
     if composed.hydra.mode != RunMode.MULTIRUN:
         if varied:
             raise ConfigError(
-                f"{varied[0]}: is a sweep; type -m to run it, or brackets around the values of a list; in Python, call "
+                f"{varied[0]}: is a sweep; add -m to run it, or brackets around the values of a list; in Python, call "
                 "vitmnist.train for each value"
             )
         if composed.repeats > 1:
-            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; type -m as well")
+            raise ConfigError(f"repeats={composed.repeats}: repeats the jobs of a sweep; add -m")
     return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]), composed.hydra
 
 

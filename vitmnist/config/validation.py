@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 Schema = TypeVar("Schema", bound="DataclassInstance")
 Value = TypeVar("Value")
 
-# The value of a key that lets the program choose.
 AUTO = "auto"
-# The comparison that each bound in the metadata of a field stands for.
+"""The value of a key whose value the program chooses."""
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
+"""The comparison for each bound in the metadata of a field."""
 
 
 def config_field(default: Value = MISSING, **metadata: object) -> Value:
@@ -89,7 +89,7 @@ def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") 
             (option,) = (option for option in fields(error.object_type) if option.name == error.key)
             group = full.replace(".", "/")
             is_group = "registry" in option.metadata
-            reason = f"this is a config group; type {group}=NAME" if is_group else f"must be {_allowed_types(option)}"
+            reason = f"this is a config group; set {group}=NAME" if is_group else f"must be {_allowed_types(option)}"
         full += f"={'null' if error.value is None else error.value}"
     return f"{full}: {reason}" if full else reason
 
@@ -112,11 +112,11 @@ def _check_values(options: DataclassInstance, key: str) -> None:
         elif isinstance(value, list | tuple):
             if "is_range" in option.metadata and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
-            for number in value:
-                _check_number(full, number, option.metadata)
+            for item in value:
+                _check_number(full, item, option.metadata)
         elif isinstance(value, dict):
-            for name, number in value.items():
-                _check_number(join_key(full, name), number, option.metadata)
+            for name, item in value.items():
+                _check_number(join_key(full, name), item, option.metadata)
         else:
             _check_number(full, value, option.metadata)
 

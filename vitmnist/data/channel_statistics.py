@@ -22,7 +22,7 @@ def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
     plausible = PLAUSIBLE_CHANNELS if channels is None else (channels,)
     fits = len(shape) == 4 and (shape[1] in plausible or (channels is None and shape[3] not in plausible))
     if not fits:
-        statistics = f", because mean and std are of {channels} channel(s)" if channels else ""
+        statistics = f", because mean and std have {channels} channel(s)" if channels else ""
         raise DataError(
             f"images: must be [B, {channels or 'C'}, H, W]{statistics}, found {list(shape)}; images.unsqueeze(1) adds "
             "the channels, images.permute(0, 3, 1, 2) puts them first"
@@ -34,8 +34,8 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
     are_possible = all(0 <= value <= 1 for value in mean) and all(0 < value <= 1 for value in std)
     if len(mean) != len(std) or not mean or not are_possible:
         raise ConfigError(
-            f"{key}: has the means {[*mean]} and the deviations {[*std]}; must be one of each per channel, of images "
-            "scaled to 0…1: mean 0 to 1, std above 0 and at most 1"
+            f"{key}: has the means {[*mean]} and the deviations {[*std]}; must be a mean and a deviation per channel, "
+            "of images scaled to 0…1: mean 0 to 1, std above 0 and at most 1"
         )
 
 

@@ -1,4 +1,4 @@
-"""Draws a validation split from the training images of a dataset: a number, a share of each class, or a fold."""
+"""Draws a validation split from the training images: a number of images, a share of each class, or a fold."""
 
 from dataclasses import replace
 from typing import Any
@@ -77,10 +77,10 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
         folds = torch.tensor([dataset.folds.get(train.name(index), -1) for index in range(len(train))])
     else:
         raise ConfigError(f"{key}: there are no folds; set data.folds=5, or give a table of labels a column of folds")
-    numbers = [number for number in folds.unique().tolist() if number >= 0]
-    if data.fold is None or data.fold not in numbers:
-        raise ConfigError(f"{key}: data.fold must be one of {join_names(numbers)}; -m trains several")
-    return _hold_out(dataset, key, folds.eq(data.fold), {"folds": len(numbers)})
+    fold_indices = [fold for fold in folds.unique().tolist() if fold >= 0]
+    if data.fold is None or data.fold not in fold_indices:
+        raise ConfigError(f"{key}: data.fold must be one of {join_names(fold_indices)}; -m trains several")
+    return _hold_out(dataset, key, folds.eq(data.fold), {"folds": len(fold_indices)})
 
 
 def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, setting: dict[str, Any]) -> Dataset:

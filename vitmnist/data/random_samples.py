@@ -91,6 +91,6 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
 
 
 def has_set_epoch(dataset: object) -> bool:
-    """Whether a dataset changes its samples in `set_epoch`: its own, or that of a nested dataset or a transform."""
+    """Whether a dataset, a nested dataset or a transform has a method `set_epoch`, which changes its samples."""
     reachable = find_reachable([dataset])
     return any(hasattr(type(part), "set_epoch") and not isinstance(part, Sampler) for part in reachable)

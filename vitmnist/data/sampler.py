@@ -41,10 +41,10 @@ def build_sampler(
         raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), orders)}")
     if not isinstance(drop_last, bool):  # The text "false" would be true.
         raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    for key, value, least in (("batch_size", batch_size, 1), ("seed", seed, 0)):
+    for key, value, minimum in (("batch_size", batch_size, 1), ("seed", seed, 0)):
         # The integers of NumPy have `__index__` too.
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
-            raise ConfigError(f"{key}={value}: must be a whole number, at least {least}")
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < minimum:
+            raise ConfigError(f"{key}={value}: must be a whole number, at least {minimum}")
     if world_size > batch_size:
         raise ConfigError(
             f"batch_size={batch_size}: {world_size} processes train together, and each must have an image of every "
@@ -89,7 +89,7 @@ class EpochSampler:
         seed: determines the order of all epochs; at least 0.
         shuffle: `sample` permutes all images. `batch` permutes contiguous blocks, as in the article; the blocks are the
             same in every epoch, and a short block stays last. `none` keeps the order of the dataset. `balanced` draws
-            `size` images, equally many of each class: every image of a class as often as another, up to once. The
+            `size` images, equally many of each class, and each image of a class equally often, up to one draw. The
             remainder goes to classes drawn for the epoch.
         drop_last: leave out a last batch shorter than `batch_size`.
         rank: the rank of this process.
@@ -173,9 +173,9 @@ class EpochSampler:
 
     def _rank_rows(self, count: int) -> range:
         """Return the rows of a batch of `count` images for this rank. The first ranks get one more."""
-        each, extra = divmod(count, self.world_size)
-        start = self.rank * each + min(self.rank, extra)
-        return range(start, start + each + (self.rank < extra))
+        quotient, remainder = divmod(count, self.world_size)
+        start = self.rank * quotient + min(self.rank, remainder)
+        return range(start, start + quotient + (self.rank < remainder))
 
 
 @lru_cache(maxsize=4)  # Loader and augmentation need the same order; drawing 60,000 indices takes 1 ms.
@@ -198,8 +198,8 @@ def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Te
     quotas = torch.full_like(counts, quota)
     quotas[torch.randperm(len(counts), generator=generator, device="cpu")[:rest]] += 1
     draws = [shuffled[:0]]
-    for images, number in zip(by_class, quotas.tolist(), strict=True):
-        positions = torch.arange(number, device="cpu")
+    for images, count in zip(by_class, quotas.tolist(), strict=True):
+        positions = torch.arange(count, device="cpu")
         draws.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
     return torch.cat(draws)[torch.randperm(len(shuffled), generator=generator, device="cpu")]
 

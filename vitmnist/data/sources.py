@@ -136,7 +136,7 @@ class TensorSet(SampleSource):
         """Raise `DataError` unless the tensors are in host memory."""
         for tensor in (self.images, self.labels):
             if tensor.device.type != "cpu":
-                raise DataError(f"the set is on {tensor.device}, not in host memory; gpu_slice leaves it there")
+                raise DataError(f"the tensors are on {tensor.device}, not in host memory; gpu_slice leaves them there")
 
 
 def hash_tensor(tensor: Tensor) -> str:
@@ -224,7 +224,7 @@ def as_source(data: Data, seed: int = 0) -> SampleSource:
     ):
         raise DataError(
             f"{type(data).__name__} is neither a split, nor a pair of tensors, nor a map-style dataset (with "
-            "__getitem__ and __len__); of a dataset with several splits, give one"
+            "__getitem__ and __len__); pass one split of a dataset with several"
         )
     if has_set_epoch(data):
         raise DataError("the dataset or a part of it has set_epoch, so its samples change; use a DataLoader of torch")

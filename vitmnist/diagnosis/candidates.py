@@ -53,8 +53,8 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
     if window and window.later_waiting_s > NOTICEABLE_SHARE * window.later_batch_s:
         # Try no workers, and as many workers as are needed to make a batch per step.
         step_s = max(window.later_batch_s - window.later_waiting_s, 1e-6)
-        enough = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
-        for workers in sorted({0, max(2, min(enough, available_cores()))} - {loader.num_workers}):
+        sufficient = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
+        for workers in sorted({0, max(2, min(sufficient, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(seconds_by_stage.values())
@@ -75,8 +75,8 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
         # Workers of a fork server, the default from Python 3.14 on, would import the script again too.
         options["multiprocessing_context"] = "fork"
     change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    changed = _set_timeout(rebuild(loader, **options))
-    return LoaderCandidate(changed, baseline.device, baseline.step, change=change)
+    rebuilt = _set_timeout(rebuild(loader, **options))
+    return LoaderCandidate(rebuilt, baseline.device, baseline.step, change=change)
 
 
 def build_replacement_candidate(
@@ -109,11 +109,11 @@ def time_stages(loader: DataLoader[object]) -> dict[str, float]:
     dataset: Any = loader.dataset
     attributes = list(find_transform_attributes(dataset))
     transforms_s: dict[str, float] = defaultdict(float)
-    timed = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
+    timed_transforms = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
     with suppress(Exception):  # The rows of the table show the error.
         dataset[0]  # Warm up: the first read may open files.
         count = min(PROFILED_SAMPLES, len(dataset))
-        with replace_transforms(attributes, timed):
+        with replace_transforms(attributes, timed_transforms):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
             reading_s = time.perf_counter() - start - sum(transforms_s.values())

@@ -81,7 +81,7 @@ class ObservedLoader:
     Args:
         rebuilt_loader: a plain `DataLoader` with the settings of the latest loader; None if it cannot be built.
         steps_s, steps_cpu_s: seconds of each step, from `next()` to the next call, and their total processor time.
-        in_other_thread: the script iterates it outside of the main thread, so how long that one waits is unknown.
+        is_in_other_thread: another thread iterates the loader, so the waiting time of the main thread is unknown.
     """
 
     info: LoaderInfo
@@ -92,7 +92,7 @@ class ObservedLoader:
     waiting_s: float = 0.0
     steps_s: list[float] = field(default_factory=list)
     steps_cpu_s: float = 0.0
-    in_other_thread: bool = False
+    is_in_other_thread: bool = False
 
     @property
     def step_s(self) -> float:

@@ -27,11 +27,11 @@ class Observer:
     Args:
         steps: observe until a loader has delivered this many batches after the warm-up; None: until the end.
         warm_up: ignore all batches until a loader has delivered this many.
-        stop: end the script after `steps`.
+        stops_script: end the script after `steps`.
     """
 
-    def __init__(self, steps: int | None, warm_up: int, stop: bool) -> None:
-        self.steps, self.warm_up, self.stop = steps, warm_up, stop
+    def __init__(self, steps: int | None, warm_up: int, stops_script: bool) -> None:
+        self.steps, self.warm_up, self.stops_script = steps, warm_up, stops_script
         self.loaders: list[ObservedLoader] = []
         self.end_time: float | None = None
         self.is_stopped = False
@@ -62,10 +62,10 @@ class Observer:
             if self.end_time is None:
                 data_pass.last_return, data_pass.next_start = perf_counter(), None
                 observed_loader.waiting_s += data_pass.last_return - start
-                observed_loader.in_other_thread |= current_thread() is not main_thread()
+                observed_loader.is_in_other_thread |= current_thread() is not main_thread()
 
     def check_limits(self) -> None:
-        """End the warm-up or the observation after enough batches. With `stop`, the end raises `SystemExit`."""
+        """End the warm-up or the observation after enough batches. With `stops_script`, the end raises `SystemExit`."""
         batches = max((observed_loader.batches for observed_loader in self.loaders), default=0)
         if not self.warm_up_done and batches >= self.warm_up:
             self.warm_up_done = True
@@ -73,7 +73,7 @@ class Observer:
                 observed_loader.reset(perf_counter())
         elif self.warm_up_done and self.steps is not None and batches >= self.steps:
             self.end()
-            if self.stop and current_thread() is main_thread():
+            if self.stops_script and current_thread() is main_thread():
                 self.is_stopped = True
                 sys.exit(0)
 

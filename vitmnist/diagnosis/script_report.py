@@ -54,7 +54,7 @@ class ObservedLoaderReport:
         """Summarise what was measured until `end_time`."""
         seconds = sum(end - start for start, end in merge_passes([loader], end_time))
         passes = sum(p.batches > 0 for p in loader.passes)
-        pct = None if loader.in_other_thread else 100 * loader.waiting_s / seconds
+        pct = None if loader.is_in_other_thread else 100 * loader.waiting_s / seconds
         return cls(loader.info, passes, loader.batches, seconds, loader.waiting_s, pct, loader.step_s)
 
 
@@ -91,7 +91,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     seconds = sum(end - start for start, end in merge_passes(loaders, end_time))
     waiting_s = sum(loader.waiting_s for loader in loaders)
     waiting_pct, bottleneck = None, None
-    if loaders and not any(loader.in_other_thread for loader in loaders):
+    if loaders and not any(loader.is_in_other_thread for loader in loaders):
         waiting_pct = 100 * waiting_s / seconds
         bottleneck = Bottleneck.of(waiting_pct, steps)
     if bottleneck in (Bottleneck.INPUT, Bottleneck.BALANCED) and exit_code == 0:

@@ -18,9 +18,8 @@ from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
-# The keys and sections that select the evaluated images. Other keys keep the values of the run.
 IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "data.folds", "data.fold", "batch_size")
-# The keys that divide or limit a dataset, with the values that keep all images.
+"""The keys and sections that select the evaluated images. Other keys have the values of the run."""
 UNDIVIDED = {
     "data.holdout": None,
     "data.folds": None,
@@ -29,6 +28,7 @@ UNDIVIDED = {
     "data.dataset.test_size": None,
     "data.dataset.test_share": 0,
 }
+"""The keys that divide or limit a dataset, with the values for which all images are used."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,8 +91,8 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
             limit them as in training.
         HydraException, OmegaConfBaseException: an override is wrong.
     """
-    typed = {override: parse_key(override).replace("/", ".") for override in overrides}
-    for override, key in typed.items():
+    keys = {override: parse_key(override).replace("/", ".") for override in overrides}
+    for override, key in keys.items():
         if not is_under(key, IMAGE_KEYS):
             allowed = ", ".join(IMAGE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
@@ -103,17 +103,17 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     _, options = DATASETS.resolve(data.dataset)
     # The options that are marked as allowed to change on resuming locate the images.
     locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
-    if _locate(data.dataset, locating) != _locate(trained_data.dataset, locating):
+    if _get_location(data.dataset, locating) != _get_location(trained_data.dataset, locating):
         values = flatten_keys({"data": vars(data)})
         unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
-        if unclear := [key for key in unclear if key not in typed.values()]:
+        if unclear := [key for key in unclear if key not in keys.values()]:
             undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
-                f"the run was trained on images at another path; type {undivided} to evaluate all of these images, or "
+                f"the run was trained on images at another path; set {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif (data.holdout or data.folds or data.fold is not None) and _division(data) != _division(trained_data):
+    elif (data.holdout or data.folds or data.fold is not None) and _get_division(data) != _get_division(trained_data):
         print("warning: the run was trained on images of this hold-out or fold; it used another one", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
@@ -127,10 +127,10 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     return dataset, config.batch_size
 
 
-def _division(data: DataConfig) -> list[object]:
+def _get_division(data: DataConfig) -> list[object]:
     return [data.holdout, data.holdout_seed, data.folds, data.fold]
 
 
-def _locate(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
+def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
     """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
     return [dataset["name"], *(expand_home(str(dataset.get(key))).resolve() for key in locating)]

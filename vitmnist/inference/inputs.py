@@ -37,8 +37,8 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
             yield from iterate_images(image, channels)
     else:
         open_bytes = "; open bytes with PIL.Image.open(io.BytesIO(content))" if isinstance(images, bytes) else ""
-        found = type(images).__name__
-        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {found}{open_bytes}")
+        name = type(images).__name__
+        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {name}{open_bytes}")
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:

@@ -120,8 +120,8 @@ class TrainedModel:
         elif isinstance(self.reader, ImageReader):
             pixels = convert_image(self.reader, image)
         else:
-            only = f"pass paths, or uint8 arrays {list(self.image_shape)}"
-            raise DataError(f"the dataset {self.dataset['name']} has its own reader of files; {only}")
+            advice = f"pass paths, or uint8 arrays {list(self.image_shape)}"
+            raise DataError(f"the dataset {self.dataset['name']} has its own reader of files; {advice}")
         tensor = to_tensor(pixels)
         # The reader of a custom dataset can return other shapes.
         if (shape := tuple(tensor.shape)) != self.image_shape:
@@ -173,8 +173,8 @@ class TrainedModel:
             raise ConfigError("the split to evaluate has no images")
         shape, classes = tuple(split.images.shape[1:]), self.classes
         if shape != self.image_shape:
-            found = f"the dataset has {list(shape)}; set data.dataset.size and data.dataset.mode of a folder"
-            raise ConfigError(f"the model takes images {list(self.image_shape)}, {found}")
+            advice = f"the dataset has {list(shape)}; set data.dataset.size and data.dataset.mode of a folder"
+            raise ConfigError(f"the model takes images {list(self.image_shape)}, {advice}")
         if unknown := [name for name in split.classes if name not in classes]:
             raise ConfigError(
                 f"the dataset has classes that the model does not know: {join_names(unknown)}; "
@@ -199,7 +199,7 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
     """
     if weights is not None and weights not in WEIGHT_FILES:
         raise ConfigError(f"weights={weights}: {suggest_names(weights, WEIGHT_FILES)}")
-    chosen, folder = choose_device(str(device)), expand_home(str(run))
+    target, folder = choose_device(str(device)), expand_home(str(run))
     path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):
         info, tensors = read_weights_file(path)
@@ -211,4 +211,4 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
     with as_damaged_error(path):
         module.load_state_dict(tensors)
     preprocess = Preprocess(augment=Compose([], (height, width)), mean=mean, std=std)
-    return TrainedModel(folder, path, module.eval().to(chosen), preprocess.to(chosen), classes, shape, dataset)
+    return TrainedModel(folder, path, module.eval().to(target), preprocess.to(target), classes, shape, dataset)

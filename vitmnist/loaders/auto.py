@@ -24,7 +24,7 @@ from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, 
 from vitmnist.timing.table import LoaderTiming, format_timings
 
 BUILT_FROM_RAM = ("gpu_slice", "prefetch")
-"""The loaders that are built from the samples that `ram` has decoded, so that memory holds them once."""
+"""The loaders that are built from the samples that `ram` has decoded, so that memory stores them once."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class LoaderSelection:
     reason: str
     candidates: list[LoaderTiming]
 
-    def table(self) -> str:
+    def format_table(self) -> str:
         return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
@@ -70,7 +70,7 @@ def build_fastest_loader(
     # The number of steps depends on the time, so their random numbers must not affect the run.
     with preserve_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate)
-    print(selection.table(), file=sys.stderr)
+    print(selection.format_table(), file=sys.stderr)
     return loader
 
 

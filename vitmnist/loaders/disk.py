@@ -16,7 +16,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.loaders.workers import WorkerLoader
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import cores_per_rank, decoder_thread_context
+from vitmnist.runtime.cpu import cores_per_rank, create_decoder_context
 from vitmnist.runtime.device import create_queue
 from vitmnist.store.rows import as_contiguous_rows
 from vitmnist.store.tree import map_batch_tensors
@@ -76,7 +76,7 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        reader = BackgroundMap(self._read, jobs, self.threads, images_ahead, decoder_thread_context())
+        reader = BackgroundMap(self._read, jobs, self.threads, images_ahead, create_decoder_context())
         with closing(reader) as finished_jobs:
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.

@@ -31,8 +31,8 @@ class EpochMetric(Metric):
         return 1 if self.direction == "max" else -1
 
 
-# TensorBoard sorts the groups of tags by name and opens the first two. After `eval` and `train` come `train_step`,
-# `usage` and `visuals`.
+# TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
+# After them come `train_best` (the best epoch so far), `train_step`, `usage`, `various` (other quality) and `visuals`.
 TIMES = (
     EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
@@ -82,7 +82,8 @@ def build_epoch_table() -> dict[str, EpochMetric]:
 
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
-    fields = vars(metric) | {"tag": f"{split}/{metric.tag}"}
+    tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"various/{split}_{metric.tag}"
+    fields = vars(metric) | {"tag": tag}
     return EpochMetric(name=f"{split}_{name}", summary="selected", **fields)
 
 

@@ -92,12 +92,8 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
     parameters = model.parameters() if options.decay_norms else make_decay_groups(model)
-    arguments: dict[str, Any] = {
-        "nesterov": options.nesterov,
-        "weight_decay": options.weight_decay,
-        "fused": fused or None,
-    }
-    return torch.optim.SGD(parameters, options.lr, options.momentum, **arguments)
+    arguments = {name: getattr(options, name) for name in ("lr", "momentum", "nesterov", "weight_decay")}
+    return torch.optim.SGD(parameters, **arguments, fused=fused or None)
 
 
 class EMA:

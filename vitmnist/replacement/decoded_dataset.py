@@ -26,7 +26,7 @@ from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, encode_samples, store_samples_in_file, store_samples_in_memory
-from vitmnist.store.tree import TreeStructure, flatten_tree, unflatten_tree
+from vitmnist.store.tree import TreeStructure, flatten_tree, iterate_paths, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -52,7 +52,7 @@ class RowTensors:
     @property
     def signature(self) -> list[str]:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(self.structure.paths(), self.tensors, strict=True)
+        pairs = zip(iterate_paths(self.structure.tree), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     def gather(self, indices: Sequence[int]) -> Any:

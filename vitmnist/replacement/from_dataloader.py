@@ -226,7 +226,16 @@ def _build_with_transforms(
             build_tensor_pipeline(transforms)
     deterministic = chain.from_iterable(split.deterministic_transforms)
     exact = _build_from_samples(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
-    return _apply_to_tensors(exact, split) if to_tensors else exact
+    if not to_tensors:
+        return exact
+    decoded: Any = exact.dataset
+    on_tensors = TensorTransformDataset(decoded, split)
+    try:
+        check_rounding(split, decoded._samples, on_tensors._samples)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    collate = partial(materialize_or_collate, default_collate)
+    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
 
 
 def _build_from_samples(
@@ -244,15 +253,3 @@ def _build_from_samples(
     replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
     check_same_batches(dataloader, replacement)
     return replacement
-
-
-def _apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms) -> DataLoader[Any]:
-    """Build a replacement that applies random transforms to tensors, from one that applies them to PIL images."""
-    dataset: Any = exact.dataset
-    on_tensors = TensorTransformDataset(dataset, split)
-    try:
-        check_rounding(split, dataset._samples, on_tensors._samples)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    collate = partial(materialize_or_collate, default_collate)
-    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)

@@ -123,17 +123,17 @@ class SplitTransforms:
 
         return map_leaves(get_result, decoded.sample, leaf_type=ResultPlaceholder)
 
-    def _record(self, attribute: int, *inputs: object, **named: object) -> object:
+    def _record(self, attribute: int, *inputs: object, **keyword_inputs: object) -> object:
         """Apply the deterministic transforms, record the call, and return placeholders for its results."""
-        if inputs and named:
+        if inputs and keyword_inputs:
             raise TypeError("its transform gets arguments with and without names")
-        position, call = len(self._calls), self._decode_call(RecordedCall(attribute, named or inputs))
-        for value in call.inputs.values() if named else call.inputs:
+        position, call = len(self._calls), self._decode_call(RecordedCall(attribute, keyword_inputs or inputs))
+        for value in call.inputs.values() if keyword_inputs else call.inputs:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset can close the file afterwards.
         self._calls.append(call)
-        if named:
-            return {name: OpaquePlaceholder(ResultPlaceholder(position, name)) for name in named}
+        if keyword_inputs:
+            return {name: OpaquePlaceholder(ResultPlaceholder(position, name)) for name in keyword_inputs}
         outputs = tuple(OpaquePlaceholder(ResultPlaceholder(position, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 

@@ -5,6 +5,7 @@ that slows a whole round cancels in the ratio.
 """
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import find_keys, is_ignored_in_comparison, is_under
+from vitmnist.config.schema import find_keys, flatten_keys, format_value, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
@@ -31,26 +32,33 @@ COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 
 @dataclass(frozen=True, eq=False)
 class ReportRow:
-    """A row of the report: the runs with the same values in the columns that vary."""
+    """A row of the report: the runs with the same values in the columns that vary.
+
+    Args:
+        names: the short names of the columns, as in `shorten_columns`.
+    """
 
     values: dict[str, Any]
+    names: Mapping[str, str]
     runs: list[Run]
 
     @property
     def label(self) -> str:
-        """The values as overrides: `data/loader=ram batch_size=500`."""
-        return _as_overrides(self.values)
+        """The values by short names: `loader=ram batch_size=500`."""
+        return self._format(self.values)
 
     @property
     def label_without_loader(self) -> str:
-        """The values as overrides, without the loader and its options."""
-        return _as_overrides({key: value for key, value in self.values.items() if not key.startswith(LOADER_KEYS)})
+        return self._format(key for key in self.values if not key.startswith(LOADER_KEYS))
 
     @property
     def loader(self) -> str:
         """The loader, with the options that vary: `disk num_workers=2`."""
-        values = {key: value for key, value in self.values.items() if key.startswith(LOADER_KEYS)}
-        return _as_overrides(values).removeprefix(f"{LOADER}=").replace(LOADER_OPTION, "")
+        text = self._format(key for key in self.values if key.startswith(LOADER_KEYS))
+        return text.removeprefix(f"{self.names.get(LOADER)}=")
+
+    def _format(self, keys: Iterable[str]) -> str:
+        return " ".join(f"{self.names[key]}={format_value(self.values[key])}" for key in keys)
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:
@@ -65,13 +73,14 @@ class ReportRow:
     def spreads(self) -> dict[str, Spread | None]:
         """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
 
-        Quality is spread over the seeds, other metrics over the timed runs, or over all runs if none is timed.
+        Quality is spread over the seeds. Other metrics are spread over the rounds, because the runs of a round share
+        the state of the machine; runs that are not timed count as a single round.
         """
-        timed_runs = [run for runs in self.rounds.values() for run in runs]
+        rounds = self.rounds.values() or [self.runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            quality = self.quality_by_seed(name).values() if metric.summary == "selected" else ()
-            values = quality or _measured(timed_runs or self.runs, metric)
+            values = [*self.quality_by_seed(name).values()] if metric.summary == "selected" else []
+            values = values or [median(measured) for runs in rounds if (measured := _measured(runs, metric))]
             spreads[name] = Spread.of(values) if values else None
         tests = self.quality_by_seed(TEST_ACC).values()
         return spreads | {TEST_ACC: Spread.of(tests) if tests else None}
@@ -93,8 +102,11 @@ class ReportRow:
         return "; ".join(f"{count} {text}" if len(counts) > 1 else text for text, count in counts.items())
 
 
-def _as_overrides(values: Mapping[str, object]) -> str:
-    return " ".join(f"{key}={value}" for key, value in values.items())
+def shorten_columns(columns: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each key: `lr` for `optimizer.lr`; the whole key if two have the same last part."""
+    short = {column: re.split("[./]", column)[-1] for column in columns}
+    counts = Counter(short.values())
+    return {column: name if counts[name] == 1 else column for column, name in short.items()}
 
 
 @dataclass(frozen=True)
@@ -137,6 +149,18 @@ class Comparison:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
+
+    def title(self, metric: EpochMetric) -> str:
+        """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
+        if not metric.name.startswith("eval_") or metric.summary != "selected":
+            return metric.column or metric.name
+        return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
+
+    @cached_property
+    def eval_split(self) -> str:
+        """The split that each epoch was evaluated on; `evaluation` if it is not the same for all runs."""
+        splits = {run.result.eval_split for row in self.rows for run in row.runs} - {None}
+        return (splits.pop() if len(splits) == 1 else None) or "evaluation"
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
@@ -198,12 +222,14 @@ def _comparison(runs: Sequence[Run]) -> Comparison:
     all_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
     varied_facts = [title for title in all_facts if len({facts.get(title) for facts in facts_by_run if facts}) > 1]
     shared_facts = {title: text for title, text in all_facts.items() if title not in varied_facts}
+    columns = [*map(_column_title, varied_keys), *varied_facts]
+    names = shorten_columns(columns)
     rows: dict[str, ReportRow] = {}
     for run, config, facts in zip(runs, configs, facts_by_run, strict=True):
         values = {_column_title(key): config[key] for key in varied_keys if key in config}
         values |= {title: facts[title] for title in varied_facts if title in facts}
-        rows.setdefault(repr(values), ReportRow(values, [])).runs.append(run)
-    return Comparison([*map(_column_title, varied_keys), *varied_facts], list(rows.values()), shared_facts)
+        rows.setdefault(repr(values), ReportRow(values, names, [])).runs.append(run)
+    return Comparison(columns, list(rows.values()), shared_facts)
 
 
 def _column_title(key: str) -> str:
@@ -212,8 +238,15 @@ def _column_title(key: str) -> str:
 
 
 def _displayed_config(run: Run) -> dict[str, Any]:
-    """Name the loader in a configuration as the report does: `prefetch of ram`, or `auto: ram` if `auto` chose it."""
+    """Return the configuration as the report compares it.
+
+    The loader is named `prefetch of ram`, or `auto: ram` if `auto` chose it.
+    """
     config = dict(run.config)
+    for key, value in run.config.items():
+        # Each option of a list of members, such as augmentations, is a key: `data.augment.operations.0.pixels`.
+        if isinstance(value, list) and value and all(isinstance(member, Mapping) for member in value):
+            config |= flatten_keys({str(index): member for index, member in enumerate(config.pop(key))}, f"{key}.")
     # A wrapping loader has the wrapped loader as an option, such as `base`.
     keys = sorted((key for key in config if key.startswith(LOADER_OPTION) and key.endswith(".name")), key=len)
     if len(keys) > 1:

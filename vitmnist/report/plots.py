@@ -1,8 +1,7 @@
 """Draws the panels of a report: the quality, the time and the loss curves of the configurations."""
 
 import io
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,9 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from PIL import Image
 
-from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
-from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S
+from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
 from vitmnist.report.comparison import LOADER, Comparison, ReportRow
 from vitmnist.report.summary import format_quality
 from vitmnist.timing.table import format_seconds
@@ -30,26 +28,26 @@ PHASES: dict[str, dict[str, Any]] = {
     "other": {"alpha": 0.35},
 }
 """The parts of an epoch and their styles; `other` is evaluation and saving. The loader determines the colour."""
-CURVES: dict[str, Any] = {"best": (COLOURS[0], "-"), "median": (COLOURS[2], "--"), "worst": (COLOURS[5], ":")}
+CURVES: dict[str, Any] = {"best": (COLOURS[0], "-"), "middle": (COLOURS[2], "--"), "worst": (COLOURS[5], ":")}
 """The colours and line styles of the loss curves."""
-WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.3, 0.44, 2.1
-"""The width of a panel, and the heights of a row and of the loss curves, in inches."""
+WIDTH, ROW_HEIGHT, CURVES_HEIGHT, GAP = 4.8, 0.44, 2.1, 0.25
+"""The width of a panel, the heights of a row and of the loss curves, and the gap between panels, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
 STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
-MAX_ROWS, LINE_LENGTH = 30, 48
+MAX_ROWS, LINE_LENGTH = 30, 54
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
 @rc_context(fname=STYLE)
-def draw_panels(comparison: Comparison) -> dict[str, bytes]:
-    """Draw the panels of a comparison that have any values, as PNG images by title."""
-    panels = {}
+def draw_panels(comparison: Comparison) -> dict[str, list[bytes]]:
+    """Draw the panels of a comparison that have any values, as PNG images by title; the last of three also wide."""
+    panels: dict[str, list[bytes]] = {}
     for figure in draw_figures(comparison):
         png = io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
-        panels[figure.get_suptitle()] = png.getvalue()
+        panels.setdefault(figure.get_suptitle(), []).append(png.getvalue())
     return panels
 
 
@@ -68,36 +66,47 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     """Draw the quality if it differs, the times, and the loss curves."""
     rows = [row for row in comparison.sorted_rows if row.epoch_s][:MAX_ROWS]
     if comparison.quality_differs:
-        yield _draw_quality(comparison, rows)
+        yield _draw_quality(comparison)
     if rows:
         yield _draw_times(comparison, rows)
     curves: dict[tuple[float, ...], str] = {}
-    for run in map(comparison.best_run, comparison.sorted_rows):
+    for row in comparison.sorted_rows:
+        run = comparison.best_run(row)
         if run.result.status == "completed" and len(run.result.epochs) > 1:
-            # Configurations with equal losses, as with other loaders, have one curve.
-            curves.setdefault(tuple(epoch["eval_loss"] for epoch in run.result.epochs), run.folder.name)
+            # Settings with equal losses, as with other loaders, have one curve.
+            losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
+            curves.setdefault(losses, row.label_without_loader or "best run")
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        yield _draw_curves(ranked)
+        title = _capitalize(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch")
+        yield _draw_curves(title, ranked)
+        if comparison.quality_differs and rows:
+            # In two columns, the third panel takes a row.
+            yield _draw_curves(title, ranked, 2 * WIDTH + GAP)
 
 
-def _draw_quality(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
-    """Draw a dot for each seed, and a diamond for their median."""
-    metric = comparison.metric
-    qualities = [[*row.quality_by_seed(metric.name).values()] for row in rows]
-    texts = [format_quality(metric, median(values)) if values else "" for values in qualities]
-    dot: dict[str, Any] = {"color": COLOURS[0], "linestyle": "", "marker": "o", "markersize": 5, "alpha": 0.5}
-    diamond = dot | {"marker": "D", "markersize": 6, "alpha": 1, "markeredgecolor": "white"}
-    legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="median", **diamond)]
-    figure, axes = _create_panel((metric.column or metric.name).capitalize(), legend, ROW_HEIGHT * len(rows))
-    _label_rows(axes, rows, texts)
-    for position, values in enumerate(qualities):
+def _capitalize(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _draw_quality(comparison: Comparison) -> Figure:
+    """Draw a dot for each seed, and behind the dots a tick for their median. All loaders of a setting have one row."""
+    metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
+    dot: dict[str, Any] = {"color": COLOURS[0], "linestyle": "", "marker": "o", "markersize": 6, "alpha": 0.8}
+    tick: dict[str, Any] = dot | {"color": "black", "marker": "|", "markersize": 16, "markeredgewidth": 2, "zorder": 1}
+    legend = [Line2D([], [], label="a seed", **dot)]
+    if any(len(values) > 1 for _, values in groups):
+        legend.append(Line2D([], [], label="median, as printed", **tick))
+    title = _capitalize(comparison.title(metric))
+    figure, axes = _create_panel(title, legend, ROW_HEIGHT * len(groups))
+    _label_rows(axes, {label: format_quality(metric, median(values.values())) for label, values in groups})
+    for position, (_, values) in enumerate(groups):
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
-        axes.plot(values, [position] * len(values), **dot)
-        if values:
-            axes.plot(median(values), position, **diamond)
+        axes.plot([*values.values()], [position] * len(values), **dot)
+        if len(values) > 1:
+            axes.plot(median(values.values()), position, **tick)
     return figure
 
 
@@ -108,11 +117,17 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     ratios = [comparison.ratio(row) for row in rows]
     texts = [f", {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else "" for ratio in ratios]
     times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
-    _label_rows(axes, rows, [time + text for time, text in zip(times, texts, strict=True)])
+    ends = [time + text for time, text in zip(times, texts, strict=True)]
+    _label_rows(axes, dict(zip((row.label or "all runs" for row in rows), ends, strict=True)))
     loaders = [*dict.fromkeys(row.values.get(LOADER) for row in comparison.rows)]
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, COLOURS[loaders.index(row.values.get(LOADER)) % len(COLOURS)])
-    axes.set_xlabel("whiskers: range; ≈: within noise of the fastest", loc="left")
+    keys = {
+        "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
+        "×: to the fastest": any(ratios),
+        "≈: within noise": any(ratio and not ratio.is_clear for ratio in ratios),
+    }
+    axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
     return figure
 
 
@@ -131,18 +146,19 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, colour: str) -> None:
         axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
 
 
-def _draw_curves(ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
-    """Draw the best, the median and the worst of some curves with their labels, the best first."""
+def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]], width: float = WIDTH) -> Figure:
+    """Draw the curves of the best, the middle and the worst of some settings; `ranked` has the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
-    names = {len(ranked) // 2: "median", len(ranked) - 1: "worst", 0: "best"}
+    names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
     lines = []
     for index, name in sorted(names.items()):
         losses, label = ranked[index]
-        text = _shorten(f"{name}: {label}", LINE_LENGTH)
+        text = _shorten(f"{name} setting: {label}" if len(ranked) > 1 else label, LINE_LENGTH)
         colour, style = CURVES[name]
         epochs = range(1, len(losses) + 1)
         lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
-    figure, axes = _create_panel("Evaluation loss by epoch", lines, CURVES_HEIGHT, columns=1, left=0.5)
+    figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5, width=width)
+    axes.set_xlabel("epoch, in the best run of a setting" if len(ranked) > 1 else "epoch", loc="left")
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()
@@ -152,33 +168,27 @@ def _draw_curves(ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
 
 
 def _create_panel(
-    title: str, legend: Sequence[Any], height: float, columns: int = 3, left: float = MARGIN
+    title: str, legend: Sequence[Any], height: float, columns: int = 3, left: float = MARGIN, width: float = WIDTH
 ) -> tuple[Figure, Axes]:
     """Create a figure with a title, a legend, and below them axes of a height in inches."""
     top = TOP + 0.18 * (len(legend) - 1) * (columns == 1)
     total = top + height + BOTTOM
-    figure = Figure(figsize=(WIDTH, total))
-    figure.suptitle(title, x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")
-    corner = (MARGIN / WIDTH, 1 - 0.4 / total)
+    figure = Figure(figsize=(width, total))
+    figure.suptitle(title, x=MARGIN / width, y=1 - MARGIN / total, ha="left", va="top")
+    corner = (MARGIN / width, 1 - 0.4 / total)
     figure.legend(handles=legend, ncols=columns, loc="upper left", bbox_to_anchor=corner)
-    axes = figure.add_axes((left / WIDTH, BOTTOM / total, 1 - (left + MARGIN) / WIDTH, height / total))
+    axes = figure.add_axes((left / width, BOTTOM / total, 1 - (left + MARGIN) / width, height / total))
     return figure, axes
 
 
-def _label_rows(axes: Axes, rows: Sequence[ReportRow], texts: Sequence[str]) -> None:
-    """Write the label of each row, and a text at its right end, above the place for its values."""
+def _label_rows(axes: Axes, texts: Mapping[str, str]) -> None:
+    """Write the label of each row, and its text at the right end, above the place for its values."""
     style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-    for position, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        axes.text(0, position - 0.24, _shorten(_label(row), LINE_LENGTH - 4 - len(text)), ha="left", **style)
+    for position, (label, text) in enumerate(texts.items()):
+        axes.text(0, position - 0.24, _shorten(label, LINE_LENGTH - 3 - len(text)), ha="left", **style)
         axes.text(1, position - 0.24, text, ha="right", **style)
     axes.spines.left.set_visible(False)
-    axes.set(yticks=[], ylim=(len(rows) - 0.6, -0.7))
-
-
-def _label(row: ReportRow) -> str:
-    """Name a row by what varies, with the last part of each key: `lr=0.003 loader=ram`."""
-    values = [(re.split("[./]", key)[-1], format_value(value)) for key, value in row.values.items()]
-    return " ".join(f"{key}={value}" for key, value in values) or "all runs"
+    axes.set(yticks=[], ylim=(len(texts) - 0.6, -0.7))
 
 
 def _shorten(text: str, length: int) -> str:

@@ -98,5 +98,5 @@ class PairwiseComparison(Generic[T]):
 
 def format_spread(spread: Spread) -> str:
     if spread.n == 1:
-        return "single run"
+        return "one round"
     return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"

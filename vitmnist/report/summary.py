@@ -39,7 +39,7 @@ def summarize_quality(comparison: Comparison) -> str:
     if not groups:
         return ""
     label, values = next(iter(groups.items()))
-    title = (metric.column or metric.name).removesuffix(", %")
+    title = comparison.title(metric).removesuffix(", %")
     best = format_quality(metric, median(values.values()))
     mean = format_mean(metric, values.values()) if len(values) > 1 else ""
     if not comparison.quality_differs:
@@ -47,8 +47,10 @@ def summarize_quality(comparison: Comparison) -> str:
             best = f"{mean} (mean ± standard deviation over {_count(values)})"
         return f"{title[0].upper()}{title[1:]}: {best}{' in each configuration' if len(groups) > 1 else ''}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    over_seeds = f" (mean {mean} over {_count(values)})" if mean else ""
-    return f"{extreme} {title}: {label}, {best}{over_seeds}. {_quality_noise(comparison, label)}"
+    if not mean:
+        return f"{extreme} {title}: {label}, {best}. {_quality_noise(comparison, label)}"
+    over_seeds = f"mean {mean} over {_count(values)}"
+    return f"{extreme} median {title}: {label}, {best} ({over_seeds}). {_quality_noise(comparison, label)}"
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -77,7 +79,7 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     if within_noise := sum(low <= 0 for low in lowest):
         return f"Within noise of it: {within_noise} of {len(lowest)} others."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
-    return f"It leads all others by at least {lead_text} (95% interval)."
+    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 
 
 def summarize_times(comparison: Comparison) -> list[str]:

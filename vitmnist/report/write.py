@@ -19,7 +19,7 @@ from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
-from vitmnist.metrics.epoch_table import EPOCH_S, build_epoch_table
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
 from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_spread
@@ -50,7 +50,7 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in charts.items():
         if panels:
-            write_atomic(output / name, join_panels(panels.values()))
+            write_atomic(output / name, join_panels(png for png, *_ in panels.values()))
     contents = {"csv": format_csv(comparisons, output), "md": text, "html": format_html(text, charts)}
     for suffix, content in contents.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
@@ -58,16 +58,18 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
 
 
 def format_markdown(
-    folders: Sequence[Path], comparisons: Sequence[Comparison], output: Path, charts: Mapping[str, Mapping[str, bytes]]
+    folders: Sequence[Path],
+    comparisons: Sequence[Comparison],
+    output: Path,
+    charts: Mapping[str, Mapping[str, list[bytes]]],
 ) -> str:
     """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
-    ends = [run.result.ended_at for comparison in comparisons for row in comparison.rows for run in row.runs]
-    date = datetime.fromtimestamp(max(filter(None, ends), default=0.0))
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
-    parts += [f"<code>{_escape(_find_command(folders))}</code>", f"{date:%Y-%m-%d %H:%M}"]
+    command = f"<small><code>{_escape(_find_command(folders))}</code></small>"
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
-        *sentences, table = _format_section(comparison, output, _escape, _link, "pipe")
-        parts += [*sentences, *([f"![Panels]({chart})"] if panels else []), table]
+        heading, *sentences, about, table = _format_section(comparison, output, _escape, _link, "pipe")
+        parts += [f"## {heading}"] if len(comparisons) > 1 else []
+        parts += [*sentences, command, f"<small>{about}</small>", *([f"![Panels]({chart})"] if panels else []), table]
         if comparison.facts:
             facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
             table = _format_table(facts, _escape, _link, "pipe")
@@ -79,19 +81,22 @@ def format_markdown(
 def format_text(comparisons: Sequence[Comparison], output: Path) -> str:
     """Format the report for a terminal, without the facts about machine and software."""
     sections = [_format_section(comparison, output, _one_line, _one_line, "simple") for comparison in comparisons]
-    return "\n\n".join(part for section in sections for part in section)
+    return "\n\n".join(part for _, *section in sections for part in section)
 
 
 def _format_section(
     comparison: Comparison, output: Path, clean: Formatter, link: Formatter, table_format: str
 ) -> list[str]:
-    """Format machine and data, the sentences and the table of a comparison."""
+    """Format machine and data, the sentences, the date with machine and data, and the table of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
         best_run = comparison.best_run(comparison.sorted_rows[0])
         first += f" Best run: {link(_relative_folder(best_run, output))}"
+    ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
+    machine = clean(comparison.machine_and_data)
+    about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"
     table = _format_table(build_table(comparison, output), clean, link, table_format)
-    return [f"## {clean(comparison.machine_and_data)}", first, *others, table]
+    return [machine, first, *others, about, table]
 
 
 def _find_command(folders: Sequence[Path]) -> str:
@@ -99,7 +104,9 @@ def _find_command(folders: Sequence[Path]) -> str:
     if len(folders) == 1:
         with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError):
             record: Any = read_json_or_yaml(folders[0] / "multirun.yaml")
-            return shlex.join(["python", "train.py", "-m", *record["hydra"]["overrides"]["task"]])
+            overrides = record["hydra"]["overrides"]["task"]
+            # A sweep adds the numbers of its rounds to what was typed.
+            return shlex.join(["python", "train.py", "-m", *(text for text in overrides if text[:7] != "repeat=")])
     return shlex.join(["vitmnist", "report", *map(display_path, folders)])
 
 
@@ -107,17 +114,23 @@ def _link(path: str) -> str:
     return f"[{_escape(path)}]({quote(path)})"
 
 
-def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
+def format_html(text: str, charts: Mapping[str, Mapping[str, list[bytes]]]) -> str:
     """Convert the Markdown report to a page with the panels in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for chart, panels in charts.items():
-        sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, png in panels.items()}
-        images = "".join(f'<img alt="{html.escape(title)}" src="{source}">' for title, source in sources.items())
+        images = "".join(_format_panel(title, *pngs) for title, pngs in panels.items())
         body = body.replace(f'<p><img alt="Panels" src="{chart}"></p>', f'<div class="panels">{images}</div>', 1)
     title = body[body.index("<h1>") + len("<h1>") : body.index("</h1>")]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(title=title, body=body)
+
+
+def _format_panel(title: str, *pngs: bytes) -> str:
+    """Format a panel as a picture; where two panels are side by side, its wide version if it has any."""
+    image, *wide = (f"data:image/png;base64,{b64encode(png).decode()}" for png in pngs)
+    sources = "".join(f'<source media="(700px <= width < 1100px)" srcset="{source}">' for source in wide)
+    return f'<picture>{sources}<img alt="{html.escape(title)}" src="{image}"></picture>'
 
 
 def _relative_folder(run: Run, output: Path) -> str:
@@ -135,21 +148,23 @@ def build_table(comparison: Comparison, output: Path) -> list[dict[str, str]]:
 
 
 def _cells(comparison: Comparison, row: ReportRow, output: Path) -> dict[str, str]:
-    metric = comparison.metric
-    cells = {column: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
-    cells[metric.column or metric.name] = _format_median(row.spreads[metric.name], metric.digits)
+    metric, table = comparison.metric, build_epoch_table()
+    cells = {row.names[column]: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
+    cells[comparison.title(metric)] = _format_median(row.spreads[metric.name], metric.digits)
     values = row.quality_by_seed(metric.name).values()
     over_seeds = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}" if len(values) > 1 else EMPTY_CELL
     cells["over seeds"] = over_seeds
-    cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
+    if comparison.eval_split != "test":
+        cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
+    cells["epoch, s"] = _format_median(row.epoch_s)
+    is_repeated = row.epoch_s and row.epoch_s.n > 1
+    cells["range"] = format_spread(row.epoch_s).removeprefix("range ") if row.epoch_s and is_repeated else EMPTY_CELL
+    cells |= {"× fastest": str(comparison.ratio(row) or EMPTY_CELL), "status": row.status}
     # Quality stands before times.
-    for column in sorted(build_epoch_table().values(), key=lambda column: column.summary != "selected"):
+    for column in sorted(table.values(), key=lambda column: column.summary != "selected"):
         if column.column:
-            cells.setdefault(column.column, _format_median(row.spreads[column.name], column.digits))
-        if column is EPOCH_S:
-            cells["spread"] = format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL
-            cells["× fastest"] = str(comparison.ratio(row) or EMPTY_CELL)
-    return cells | {"status": row.status, RUN: _relative_folder(comparison.best_run(row), output)}
+            cells.setdefault(comparison.title(column), _format_median(row.spreads[column.name], column.digits))
+    return cells | {RUN: _relative_folder(comparison.best_run(row), output)}
 
 
 def _format_median(spread: Spread | None, digits: int | None = None) -> str:

@@ -49,17 +49,17 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._items, self._max_ahead = iter(items), max_ahead
-        # Garbage collection can run `_stop` in any thread, also in the middle of a queue operation, and the `put` of
-        # `SimpleQueue` is reentrant. With a `Future` for each result, an epoch of `prefetch` took 7% longer.
+        # Garbage collection can run `_stop_workers` in any thread, also in the middle of a queue operation, and the
+        # `put` of `SimpleQueue` is reentrant. With a `Future` for each result, an epoch of `prefetch` took 7% longer.
         self._jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None] = SimpleQueue()
         self._waiting: deque[SimpleQueue[ResultOrError]] = deque()
         self._is_stopped = threading.Event()
-        work = partial(_work, fn, self._jobs, self._is_stopped, context)
-        # At exit, the interpreter would join non-daemon threads before it calls `_stop`.
+        work = partial(_run_jobs, fn, self._jobs, self._is_stopped, context)
+        # At exit, the interpreter would join non-daemon threads before it calls `_stop_workers`.
         workers = [threading.Thread(target=work, name="vitmnist-map", daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        self.close = weakref.finalize(self, _stop, self._jobs, self._is_stopped, workers)
+        self.close = weakref.finalize(self, _stop_workers, self._jobs, self._is_stopped, workers)
         """Stop the threads, and wait up to a second for them."""
 
     def __next__(self) -> Returned:
@@ -84,7 +84,7 @@ class BackgroundMap(Iterator[Returned], Generic[Item, Returned]):
             del error
 
 
-def _work(
+def _run_jobs(
     fn: Callable[[Item], Any],
     jobs: SimpleQueue[tuple[Item, SimpleQueue[ResultOrError]] | None],
     is_stopped: threading.Event,
@@ -102,7 +102,7 @@ def _work(
             del job, item  # A thread that waits must not keep a batch.
 
 
-def _stop(jobs: SimpleQueue[Any], is_stopped: threading.Event, workers: list[threading.Thread]) -> None:
+def _stop_workers(jobs: SimpleQueue[Any], is_stopped: threading.Event, workers: list[threading.Thread]) -> None:
     is_stopped.set()
     for _ in workers:
         jobs.put(None)
@@ -133,13 +133,13 @@ def map_slices(
             for part in slices:
                 function(part)
 
-    futures = [_slice_threads(os.getpid()).submit(work) for _ in range(threads)]
+    futures = [_create_slice_threads(os.getpid()).submit(work) for _ in range(threads)]
     wait(futures)  # When a thread raises, no other thread may still write to the batch.
     for future in futures:
         future.result()
 
 
 @cache
-def _slice_threads(process: int) -> ThreadPoolExecutor:
+def _create_slice_threads(process: int) -> ThreadPoolExecutor:
     """Create the threads of `map_slices` once per process: limiting a thread to one core takes a millisecond."""
     return ThreadPoolExecutor(os.cpu_count(), "vitmnist-slices", limit_to_one_core)

@@ -87,21 +87,21 @@ def limit_to_one_core() -> AbstractContextManager[Any]:
     import torch
 
     torch.get_num_threads()  # At its first use in a thread, torch would undo a limit.
-    limits: AbstractContextManager[Any] = _openmp().limit(limits=1, user_api="openmp")
+    limits: AbstractContextManager[Any] = _get_openmp().limit(limits=1, user_api="openmp")
     return limits
 
 
 @cache  # Finding the libraries takes a millisecond.
-def _openmp() -> ThreadpoolController:
+def _get_openmp() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
+def create_decoder_context() -> Callable[[], AbstractContextManager[Any]]:
     """Create a context that limits each decoding thread to one core, and stops OpenMP's threads from spinning.
 
     After each operation of torch on several cores, the threads of GNU's OpenMP (libgomp) spin for 5 to 10 ms on cores
-    that decoding needs: reading pictures of 64×64 in two threads next to a training step took 1.7 ms of processor time
-    per picture, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
+    that decoding needs: reading images of 64×64 in two threads next to a training step took 1.7 ms of processor time
+    per image, and 1.2 ms without spinning. The threads of libgomp do not spin if there are more of them than cores.
     So the first thread that enters the context starts a second team, which lives as long as the thread:
     https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html
     """
@@ -112,7 +112,7 @@ def decoder_thread_context() -> Callable[[], AbstractContextManager[Any]]:
 
         if next(entered) == 0 and torch.get_num_threads() > 1:
             cores = os.cpu_count() or 1
-            with _openmp().limit(limits=cores, user_api="openmp"):
+            with _get_openmp().limit(limits=cores, user_api="openmp"):
                 torch.zeros(cores * 2**16, device="cpu").add_(1)  # A tensor of this size uses a thread on each core.
         return limit_to_one_core()
 

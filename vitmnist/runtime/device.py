@@ -62,7 +62,7 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
 def refuse_mps(name: str) -> None:
     """Raise `ConfigError` for the GPU of a Mac."""
     if name.startswith("mps"):
-        raise ConfigError("mps is not supported yet: float64 and measured times are missing there; type device=cpu")
+        raise ConfigError("mps is not supported yet: float64 and measured times are missing there; set device=cpu")
 
 
 def _has_own_gpu(world: World, count: int) -> bool:

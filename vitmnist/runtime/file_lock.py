@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 """The interval at which a waiting thread tries to lock, in seconds."""
 
-_held: set[tuple[int, Path]] = set()
+_held_locks: set[tuple[int, Path]] = set()
 """The process ID and the path of each held lock. A forked process inherits this set, but not the locks."""
-_held_guard = threading.Lock()
+_held_locks_guard = threading.Lock()
 
 
 def is_held_here(path: Path) -> bool:
     """Whether this process holds the lock of a file."""
-    return (os.getpid(), path) in _held
+    return (os.getpid(), path) in _held_locks
 
 
 @contextmanager
@@ -50,23 +50,23 @@ def try_lock(path: Path) -> Callable[[], None] | None:
         OSError: the file cannot be created or written to.
     """
     holder = os.getpid(), path
-    with _held_guard:
+    with _held_locks_guard:
         # The system would grant the same lock to this process again.
-        if holder in _held or (unlock := _lock_file(path)) is None:
+        if holder in _held_locks or (unlock := _lock_file(path)) is None:
             return None
-        _held.add(holder)
+        _held_locks.add(holder)
 
     def release() -> None:
-        with _held_guard:
+        with _held_locks_guard:
             unlock()
-            _held.discard(holder)
+            _held_locks.discard(holder)
 
     return release
 
 
 def is_locked(path: Path) -> bool:
     """Whether another process has locked a file, also on a read-only file system."""
-    with _held_guard:
+    with _held_locks_guard:
         # Closing any handle of a file releases the lock of this process on it.
         if is_held_here(path) or not path.is_file():
             return False

@@ -55,16 +55,16 @@ def find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
         instance = waiting.popleft()
         if not isinstance(instance, LEAF_TYPES) and id(instance) not in reached:
             reached[id(instance)] = instance
-            waiting.extend(_parts_of(instance))
+            waiting.extend(_list_referents(instance))
     return reached.values()
 
 
-def _parts_of(instance: object) -> list[Any]:
+def _list_referents(instance: object) -> list[Any]:
     """Return the objects that an object refers to, and the members of its class that can take part in a sample."""
     if isinstance(instance, dict | list | tuple | set | frozenset) and len(instance) > MAX_ELEMENTS:
         return []
     if isinstance(instance, FunctionType):
-        return _parts_of_function(instance)
+        return _list_function_referents(instance)
     parts = gc.get_referents(instance)  # Attributes, elements, the object of a method, the arguments of a partial
     for kind in type(instance).__mro__:
         is_library = _is_library(kind.__module__)
@@ -74,9 +74,9 @@ def _parts_of(instance: object) -> list[Any]:
     return parts
 
 
-def _parts_of_function(function: FunctionType) -> list[Any]:
+def _list_function_referents(function: FunctionType) -> list[Any]:
     """Return the variables and defaults that a function uses, and the generators in modules that it uses."""
-    names = [] if _is_library(function.__globals__.get("__name__")) else list(_names_in(function.__code__))
+    names = [] if _is_library(function.__globals__.get("__name__")) else list(_iterate_names(function.__code__))
     parts = [function.__globals__.get(name) for name in names]
     modules = [part for part in parts if isinstance(part, ModuleType)]
     attributes = [vars(module).get(name) for module in modules for name in names]
@@ -89,9 +89,9 @@ def _is_library(module: object) -> bool:
     return str(module).partition(".")[0] in LIBRARIES
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
+def _iterate_names(code: CodeType) -> Iterator[str]:
     """Yield the names of global variables and attributes in a function and in its lambdas and comprehensions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from _iterate_names(constant)

@@ -42,7 +42,7 @@ def keep_freed_memory() -> None:
     """Keep up to 2 GiB of freed memory in this process for the next batch or step on the CPU.
 
     By default glibc returns every block above 32 MiB to the system, which zeroes its pages before the next use:
-    cropping pictures of 224 px into batches of 64 then takes twice as long.
+    cropping images of 224 px into batches of 64 then takes twice as long.
     """
     _call_glibc("mallopt", M_MMAP_MAX, 0)
     _call_glibc("mallopt", M_TRIM_THRESHOLD, 2**31 - 1)
@@ -88,12 +88,12 @@ def read_host_peak() -> int:
 
 
 def check_fits(subject: str, nbytes: int, device: torch.device, advice: str = "") -> None:
-    """Raise `OutOfSpaceError` if a set does not fit into memory; `subject` begins the message, and `advice` ends it."""
+    """Raise `OutOfSpaceError` if a dataset does not fit into memory; `subject` begins the message, `advice` ends it."""
     if nbytes > (free := measure_free_memory(device)):
         location = f"on {device}" if device.type == "cuda" else "on the host"
         ranks = f" for each of {local_world_size()} processes" if local_world_size() > 1 else ""
         raise OutOfSpaceError(
-            f"{subject}: the set takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
+            f"{subject}: the dataset takes {format_mib(nbytes)} of memory {location}, where {format_mib(free)} are free"
             f"{ranks}{advice}"
         )
 

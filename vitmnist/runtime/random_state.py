@@ -48,7 +48,7 @@ class RandomState:
 
     def list_changed(self) -> list[str]:
         """List the names of the generators whose state has changed since the snapshot."""
-        pairs = zip(self._generators, map(_state_bytes, self._states), map(_state_bytes, self._read()), strict=True)
+        pairs = zip(self._generators, map(_to_bytes, self._states), map(_to_bytes, self._read()), strict=True)
         return [name for (name, _), before, now in pairs if before != now]
 
     def to_dict(self) -> dict[str, object]:
@@ -64,7 +64,7 @@ class RandomState:
                 write(state)
 
 
-def _state_bytes(state: object) -> bytes:
+def _to_bytes(state: object) -> bytes:
     # The pickle of a tensor contains its address.
     return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)
 

@@ -32,7 +32,7 @@ def ignore_stop_signals() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def end_interrupted(hint: str = "") -> NoReturn:
+def exit_interrupted(hint: str = "") -> NoReturn:
     """Exit at once on a Ctrl-C when nothing can be lost.
 
     An exception would wait for threads, and the C++ code of a library that is being imported could swallow it.

@@ -142,7 +142,7 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise OutOfSpaceError(
-                        f"cache: the decoded set takes {format_mib(needed)} on the disk of {folder}, where "
+                        f"cache: the decoded dataset takes {format_mib(needed)} on the disk of {folder}, where "
                         f"{format_mib(free)} are free; name a folder on another disk with {FOLDER_ADVICE}, or choose "
                         "data/loader=disk"
                     )

@@ -36,13 +36,10 @@ class EncodedSamples:
     named_tuples: NamedTuples | None
     as_tensors: bool = False
 
-    def __len__(self) -> int:
-        return len(self.spans)
-
     def load(self, index: int, as_views: bool = False) -> Any:
         """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
         if index < 0:  # The original might not count from the end.
-            raise DataError(f"the sampler gives {index}; decoded samples have the indices 0 to {len(self) - 1}")
+            raise DataError(f"the sampler gives {index}; decoded samples have the indices 0 to {len(self.spans) - 1}")
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load = partial(load_image_tensor, as_view=as_views) if self.as_tensors else load_image
@@ -50,10 +47,6 @@ class EncodedSamples:
         if self.named_tuples is not None:
             return decode_json(head, buffers, self.named_tuples, load, as_views)
         return SampleUnpickler(head, buffers, load, as_views).load()
-
-    @property
-    def nbytes(self) -> int:
-        return int((self.spans[:, 2] - self.spans[:, 1]).sum()) + self.spans.nbytes
 
 
 def encode_samples(samples: Iterable[object], named_tuples: NamedTuples | None = None) -> EncodedSamples:
@@ -66,7 +59,7 @@ def encode_samples(samples: Iterable[object], named_tuples: NamedTuples | None =
     for sample in samples:
         start = len(content)
         parts = pickle_sample(sample) if named_tuples is None else encode_as_json(sample, named_tuples)
-        for part in _with_sizes(parts):
+        for part in _pack(parts):
             content += part
         spans.append((0, start, len(content)))
     return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), named_tuples)
@@ -105,14 +98,14 @@ def store_samples_in_file(
     return EncodedSamples([content], spans, named_tuples)
 
 
-def _with_sizes(parts: Sequence[Buffer]) -> list[Buffer]:
+def _pack(parts: Sequence[Buffer]) -> list[Buffer]:
     """Prefix the parts of a sample with their count and sizes."""
     sizes = [memoryview(part).nbytes for part in parts]
     return [struct.pack(f"<{len(sizes) + 1}q", len(sizes), *sizes), *parts]
 
 
 def _unpack(content: memoryview) -> list[memoryview]:
-    """Return views of the parts of a sample that `_with_sizes` prefixed."""
+    """Return views of the parts of a sample that `_pack` prefixed."""
     (count,) = struct.unpack_from("<q", content)
     start, parts = 8 * (1 + count), []
     for size in struct.unpack_from(f"<{count}q", content, 8):

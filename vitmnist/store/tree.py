@@ -24,10 +24,6 @@ class TreeStructure:
     text: str
     tree: object = field(compare=False, repr=False)
 
-    def paths(self) -> Iterator[str]:
-        """Yield the path of each leaf in order, such as `['image'][0]`."""
-        return _paths(self.tree)
-
 
 def map_leaves(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
     """Apply a function to each leaf of a tree in order; objects of `leaf_type` are leaves too.
@@ -78,8 +74,8 @@ def copy_tree(tree: Tree) -> Tree:
 def flatten_tree(tree: object) -> tuple[list[Any], TreeStructure]:
     """Return the leaves of a tree in order, and its structure."""
     leaves: list[Any] = []
-    emptied = map_leaves(leaves.append, tree)
-    return leaves, TreeStructure(repr(emptied), emptied)
+    nesting = map_leaves(leaves.append, tree)  # `append` returns None.
+    return leaves, TreeStructure(repr(nesting), nesting)
 
 
 def unflatten_tree(leaves: Iterable[object], structure: TreeStructure) -> Any:
@@ -88,7 +84,8 @@ def unflatten_tree(leaves: Iterable[object], structure: TreeStructure) -> Any:
     return map_leaves(lambda _: next(remaining), structure.tree)
 
 
-def _paths(tree: Any) -> Iterator[str]:
+def iterate_paths(tree: Any) -> Iterator[str]:
+    """Yield the path of each leaf in order, such as `['image'][0]`; the leaves are None, as in a `TreeStructure`."""
     if tree is None:
         yield ""
         return
@@ -96,7 +93,7 @@ def _paths(tree: Any) -> Iterator[str]:
     children = tree.values() if isinstance(tree, dict) else tree
     for key, child in zip(keys, children, strict=True):
         name = f".{key}" if hasattr(tree, "_fields") else f"[{key!r}]"
-        yield from (name + path for path in _paths(child))
+        yield from (name + path for path in iterate_paths(child))
 
 
 MONAI_TRACES = ("_applied_operations", "_pending_operations")
@@ -116,7 +113,7 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     expected_leaves, expected_structure = flatten_tree(expected)
     if structure != expected_structure:
         return "the structure"
-    for path, leaf, expected_leaf in zip(structure.paths(), leaves, expected_leaves, strict=True):
+    for path, leaf, expected_leaf in zip(iterate_paths(structure.tree), leaves, expected_leaves, strict=True):
         if not (_have_same_type(leaf, expected_leaf) and _is_equal(leaf, expected_leaf, compared)):
             return f"batch{path}"
     return None

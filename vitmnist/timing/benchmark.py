@@ -48,14 +48,14 @@ class TimedWindow:
     later_waiting_s: float
     host_lead: float | None = None
 
-    def epoch_s(self, batches: float) -> float:
+    def estimate_epoch_s(self, batches: float) -> float:
         """Return the seconds of an epoch of `batches` batches."""
         return self.first_s + self.later_batch_s * (batches - 1)
 
-    def waiting_pct(self, batches: float) -> float:
+    def estimate_waiting_pct(self, batches: float) -> float:
         """Return the percentage of an epoch of `batches` batches that is spent waiting."""
         waiting_s = self.first_waiting_s + self.later_waiting_s * (batches - 1)
-        return 100 * waiting_s / (self.epoch_s(batches) or 1.0)
+        return 100 * waiting_s / (self.estimate_epoch_s(batches) or 1.0)
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class LoaderCandidate:
         if self.error:
             return
         try:
-            window = self._time(size)
+            window = self._measure(size)
         except Exception as error:
             if self.is_required:
                 raise
@@ -116,7 +116,7 @@ class LoaderCandidate:
             self.windows.append(window)
         self.warm_up = self.warm_up or window
 
-    def _time(self, size: int) -> TimedWindow | None:
+    def _measure(self, size: int) -> TimedWindow | None:
         """Time `size` batches, skipping those that may have been prefetched before the first step ended."""
         workers = getattr(self.loader, "num_workers", 0)
         ahead = getattr(self.loader, "batches_ahead", 0)
@@ -182,10 +182,10 @@ class Benchmark(ExitStack):
             if index and time.perf_counter() > deadline:  # The first batch of each window can take long.
                 break
             for candidate in candidates:
-                window, least = candidate.warm_up, size
+                window, window_size = candidate.warm_up, size
                 if window and candidate.device.type == "cuda":
-                    least = ceil(MIN_GPU_WINDOW_S / window.later_batch_s)
-                candidate.time_window(max(size, least))
+                    window_size = max(size, ceil(MIN_GPU_WINDOW_S / window.later_batch_s))
+                candidate.time_window(window_size)
 
     @staticmethod
     def _warm_up_gpu(candidates: Sequence[LoaderCandidate], size: int) -> None:
@@ -221,8 +221,10 @@ def make_timings(
             timings.append(LoaderTiming(candidate.name, error=candidate.error or reason))
             continue
         batch_s = Spread.of(window.later_batch_s for window in candidate.windows)
-        epoch_s = Spread.of(window.epoch_s(length) for window in candidate.windows)
-        waiting_pct = median(window.waiting_pct(length) for window in candidate.windows) if candidate.step else None
+        epoch_s = Spread.of(window.estimate_epoch_s(length) for window in candidate.windows)
+        waiting_pct = (
+            median(window.estimate_waiting_pct(length) for window in candidate.windows) if candidate.step else None
+        )
         baseline_s = timings[0].epoch_s if timings and has_baseline else None
         saved_s = baseline_s.median - epoch_s.median if baseline_s else 0.0
         break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None

@@ -60,52 +60,18 @@ class ModelAndLoss(nn.Module):
         return loss_sum, {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
 
-class GraphedModule(nn.Module):
-    """Replays the forward and backward pass as a CUDA graph. The GPU then does not wait for Python.
-
-    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A graph
-    launches all of them at once (`torch.cuda.make_graphed_callables`). Inputs whose names, shapes or dtypes were not
-    captured go through the module itself, because a replay would silently broadcast and convert them. Each replay
-    writes its outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to
-    None before each call. The parameters of the module must not move in memory.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
-
-    def forward(self, inputs: dict[str, Tensor]) -> Sums:
-        return self._graphs.get(_signature(inputs), self.module)(inputs)
-
-    def capture(self, inputs: dict[str, Tensor]) -> None:
-        """Capture forward and backward for inputs of these names, shapes and dtypes, unless they were captured before.
-
-        No other thread may allocate GPU memory during the capture. The capture changes the module's buffers, such as
-        the statistics of batch normalisation, and the random state. Raises `RuntimeError` if the module waits for the
-        GPU, or does anything else that cannot be captured.
-        """
-        if _signature(inputs) in self._graphs:
-            return
-        samples = {name: tensor.clone() for name, tensor in inputs.items()}
-        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
-        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
-        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
-        # Torch replaces the `forward` method of its argument. Wrap `self.module` so that it stays as it is.
-        wrapper = nn.Sequential(self.module)
-        self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
-
-
-def _signature(inputs: dict[str, Tensor]) -> object:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
-
-
 @dataclass(eq=False)
 class Execution:
     """Divides the batches of a step into microbatches, and computes the loss of each.
 
     Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
     normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
+
+    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A CUDA
+    graph launches those of forward and backward at once (`torch.cuda.make_graphed_callables`). Shapes and dtypes that
+    were not captured run eagerly, because a replay would silently broadcast and convert them. Each replay writes its
+    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
+    each call. The parameters must not move in memory.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -141,7 +107,9 @@ class Execution:
     def _make_eager(self) -> None:
         self._eager = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
         self._active: nn.Module = self._eager
-        """The model with its loss: eager, compiled or graphed. With several ranks, DDP wraps the module."""
+        """The model with its loss, eager or compiled. With several ranks, DDP wraps the module."""
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
+        """The same module as graphs, by the names, shapes and dtypes of their inputs."""
         self._mix_batch = self.preprocess.mix_batch
 
     def train_mode(self) -> None:
@@ -166,9 +134,9 @@ class Execution:
 
     def compute_loss(self, micro: Batch) -> Sums:
         """Compute the loss and the metrics of a microbatch."""
+        inputs = micro.tensors()
         with self._eager_if(len(micro) < self.microbatch_size):
-            sums: Sums = self._active(micro.tensors())
-        return sums
+            return self._graphs.get(_signature(inputs), self._active)(inputs)
 
     def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
         """Skip compiled code for a short batch, which would be compiled again."""
@@ -183,7 +151,7 @@ class Execution:
         return self._active.no_sync() if isinstance(self._active, DistributedDataParallel) else nullcontext()
 
     def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
-        """If configured, compile the code or capture a graph for batches of this size and dtype.
+        """Compile the code or capture a graph for batches of this size and dtype.
 
         If `trainer.compile=auto` or `trainer.graph=auto` fails, the code stays eager; `options` has the reason. This
         changes the gradients, the model's buffers and the random state.
@@ -194,10 +162,10 @@ class Execution:
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
-        if self.options.compile and not self.compile_s:
-            log.info("compiling the step, which may take a minute")
         started = time.perf_counter()
-        if self._active is self._eager:
+        if not self.compile_s:
+            if self.options.compile:
+                log.info("compiling the step, which may take a minute")
             # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
             # libraries such as einops fill their caches, which would otherwise cause a recompilation.
             compute_gradient(batch)
@@ -224,9 +192,23 @@ class Execution:
             compute_gradient(batch)
 
     def _capture(self, batch: Batch) -> None:
-        """Capture the module as a CUDA graph for batches like `batch`; see `GraphedModule.capture`."""
-        if not isinstance(self._active, GraphedModule):
-            self._active = GraphedModule(self._eager)
+        """Capture forward and backward for batches of this shape and dtype, unless they were captured before.
+
+        No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the model waits for the
+        GPU, or does anything else that cannot be captured.
+        """
         (whole,) = self.microbatches(batch)
+        samples = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+        if _signature(samples) in self._graphs:
+            return
         self.model.zero_grad()
-        self._active.capture(whole.tensors())
+        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
+        # Torch replaces the `forward` method of its argument. Wrap the module so that it stays as it is.
+        wrapper = nn.Sequential(self._eager)
+        self._graphs[_signature(samples)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
+
+
+def _signature(inputs: dict[str, Tensor]) -> object:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())

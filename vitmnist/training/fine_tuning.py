@@ -1,7 +1,7 @@
 """Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`, `optimizer.layer_decay`)."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -64,7 +64,7 @@ def load_initial_weights(
     differing = [
         f"{name} ({_format_shape(weights, name)} in {key}, {_format_shape(state, name)} in the model)"
         for name in sorted(names - fitting.keys())
-        if not _matches(name, skip)
+        if not any(fnmatchcase(name, pattern) for pattern in skip)
     ]
     if differing:
         raise ConfigError(
@@ -93,10 +93,6 @@ def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[
         log.info("the prefix %s is removed from the names of the weights", prefix)
         weights = {name.removeprefix(prefix): value for name, value in weights.items()}
     return weights
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:

@@ -148,11 +148,7 @@ class TrainStep:
         return totals
 
     def prepare(self, loader: Loader) -> None:
-        """If configured, compile the step or capture its graph for the dtype of the loader's images.
-
-        `Execution.prepare` tells what happens on an error. The gradients are dropped; the rest of the state is
-        preserved.
-        """
+        """If configured, compile or capture the step for the dtype of the images; drop only the gradients."""
         options = self.execution.options
         if not (options.compile or options.graph):
             return

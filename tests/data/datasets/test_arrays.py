@@ -41,7 +41,9 @@ def load(path: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("name", ["all.npz", "all"])
 @pytest.mark.parametrize(("layout", "channels"), [((0, 1, 2, 3), 3), ((0, 3, 1, 2), 3), (None, 1)])
 @pytest.mark.parametrize("is_float", [False, True])
-def test_every_layout_and_type(name: str, layout: Any, channels: int, is_float: bool, tmp_path: Path) -> None:
+def test_images_of_every_layout_and_dtype_are_read(
+    name: str, layout: Any, channels: int, is_float: bool, tmp_path: Path
+) -> None:
     images = PIXELS.transpose(layout) if layout else PIXELS[..., 0]
     options = {"statistics": {"mean": [0.5], "std": [0.25]}} if is_float else {}
     stored = ((images / 255 - 0.5) / 0.25).astype(np.float32) if is_float else images

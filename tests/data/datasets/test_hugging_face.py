@@ -128,6 +128,6 @@ def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
         load(tmp_path / "none")
     monkeypatch.setattr(hugging_face, "find_spec", lambda name: None)
     with pytest.raises(
-        MissingExtraError, match=r"datasets is not installed; type pip install 'vitmnist\[hugging_face\]'"
+        MissingExtraError, match=r"datasets is not installed; run pip install 'vitmnist\[hugging_face\]'"
     ):
         load(path)

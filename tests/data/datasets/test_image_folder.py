@@ -52,7 +52,7 @@ def overrides(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("mode", "channels", "hint"), [("grey", 1, "=grey; rgb keeps colours"), ("rgb", 3, "=rgb")])
-def test_images_become_a_data_set(
+def test_a_folder_becomes_a_dataset(
     folder: Path, mode: str, channels: int, hint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -95,7 +95,7 @@ def test_images_are_in_colour_if_any_of_the_first_hundred_is(folder: Path) -> No
 def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path) -> None:
     labels = load(folder).train.labels
     assert len(labels[:8].unique()) > 1
-    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the set has 24 images"):
+    with pytest.raises(ConfigError, match=r"data\.dataset\.train_size=25: the split has 24 images"):
         load(folder, train_size=25)
     few = load(folder, train_size=8).train
     assert torch.equal(few.labels, labels[:8])
@@ -345,7 +345,7 @@ def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(fold
     ("dtype", "highest", "options"),
     [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
 )
-def test_images_that_show_nothing_are_warned_of_with_the_keys_that_scale_them(
+def test_images_with_little_contrast_cause_a_warning_that_names_the_scaling_keys(
     folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Such images are from cameras of 12 bits, or have a value that stands for no data."""

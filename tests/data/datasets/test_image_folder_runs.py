@@ -29,7 +29,7 @@ def test_the_test_set_must_fit_next_to_the_training_set(
     free = iter([pets.train.nbytes + pets.test.nbytes - 1, pets.test.nbytes - 1])
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: next(free))
     printed = refuse(*overrides(folder), f"data/loader={loader}", "device=cpu")
-    assert re.search(rf"{loader}: the set takes .* are free; try data/loader=", printed)
+    assert re.search(rf"{loader}: the dataset takes .* are free; try data/loader=", printed)
 
 
 @pytest.mark.needs("POSIX files")

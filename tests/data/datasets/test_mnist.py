@@ -61,7 +61,7 @@ def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatc
         kmnist(tmp_path)
     message = str(caught.value)
     assert str(tmp_path / "KMNIST" / "raw") in message
-    assert "type data.root= and the folder that has them" in message
+    assert "set data.root to a folder that has them" in message
     assert all(f"{name}.gz" in message for name in FILES)
 
 

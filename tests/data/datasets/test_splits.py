@@ -70,7 +70,7 @@ def test_every_folder_of_a_split_is_used_and_named(divided: Path, caplog: pytest
     assert [len(split) for split in small.splits.values()] == [3, 9, 5]
 
 
-def test_splits_of_other_names_are_no_classes(divided: Path) -> None:
+def test_folders_of_splits_with_other_names_are_refused(divided: Path) -> None:
     for name, other in {"train": "trn", "val": "vld", "test": "tst"}.items():
         (divided / name).rename(divided / other)
     with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
@@ -253,7 +253,7 @@ def test_another_folder_is_evaluated_as_the_user_says(
         assert (printed["images"], printed["split"]) == (images, split)
     ended = call_here(evaluate_main, "run", data[2], "data.dataset.path=other")
     assert ended.returncode == 1
-    assert f"another path; type {undivided} to evaluate all of these images, or {as_trained} to divide" in ended.stderr
+    assert f"another path; set {undivided} to evaluate all of these images, or {as_trained} to divide" in ended.stderr
 
 
 @pytest.mark.needs("POSIX files")

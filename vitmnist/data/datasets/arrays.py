@@ -20,7 +20,7 @@ from vitmnist.runtime.memory import map_private
 
 @dataclass
 class ArrayNames:
-    """The names of the arrays. Those of validation and test may be missing."""
+    """The names of the arrays. Arrays of validation and test images may be missing."""
 
     images: str = "images"
     labels: str = "labels"
@@ -81,8 +81,8 @@ def _read_array(path: Path, name: str) -> NDArray[Any] | None:
         if not (file := path / f"{name}.npy").exists():
             return None
         header = np.load(file, mmap_mode="r")  # A write to this read-only mapping would end the process.
-        with file.open("rb") as opened:
-            return np.ndarray(header.shape, header.dtype, map_private(opened), header.offset, header.strides)
+        with file.open("rb") as stream:
+            return np.ndarray(header.shape, header.dtype, map_private(stream), header.offset, header.strides)
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.

@@ -84,9 +84,9 @@ class Split(TensorSet):
                 "labels.argmax(1) if they are one-hot; for several labels or masks keep your own training loop, with "
                 "vitmnist.from_dataloader or make_loader, which deliver labels of any shape"
             )
-        least, most = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
-        if least < 0 or most >= len(self.classes):
-            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {least} to {most}")
+        lowest, highest = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+        if lowest < 0 or highest >= len(self.classes):
+            raise DataError(f"labels: must be 0 to {len(self.classes) - 1}, found {lowest} to {highest}")
 
     def subset(self, rows: slice | Tensor) -> Split:
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
@@ -220,7 +220,7 @@ class SizeOptions(DatasetOptions):
         """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
         for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
             if size is not None and size > available:
-                raise ConfigError(f"data.dataset.{key}={size}: the set has {available} images; null takes them all")
+                raise ConfigError(f"data.dataset.{key}={size}: the split has {available} images; null uses all")
         return slice(self.train_size), slice(self.test_size)
 
 

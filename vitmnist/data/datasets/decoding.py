@@ -25,7 +25,7 @@ from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
 from vitmnist.errors import ConfigError, DataError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
-from vitmnist.runtime.cpu import available_cores, decoder_thread_context
+from vitmnist.runtime.cpu import available_cores, create_decoder_context
 from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
@@ -183,11 +183,11 @@ def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages)
 def _divide_classes(train: ClassOfImage, test_share: float) -> dict[str, ClassOfImage]:
     """Take the first images of each class for a test split; at least one stays for training."""
     counts = Counter(train.values())
-    left = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
+    remaining = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
     splits: dict[str, ClassOfImage] = {"train": {}, "test": {}}
     for name, label in train.items():
-        splits["test" if left[label] > 0 else "train"][name] = label
-        left[label] -= 1
+        splits["test" if remaining[label] > 0 else "train"][name] = label
+        remaining[label] -= 1
     return splits
 
 
@@ -230,8 +230,10 @@ def _make_splits(
     for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
         files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
-        whole = Split(part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256)
-        splits[split] = whole.subset(rows_to_use[split])
+        full_split = Split(
+            part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256
+        )
+        splits[split] = full_split.subset(rows_to_use[split])
     return splits
 
 
@@ -272,7 +274,7 @@ def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, 
         paths = [encoded.folder / name for name in names]
         blocks = [paths[start : start + BLOCK_SIZE] for start in range(0, len(paths), BLOCK_SIZE)]
         # Threads, because Pillow releases the GIL while it decodes and resizes.
-        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, decoder_thread_context())
+        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, create_decoder_context())
         with (
             closing(read) as results,
             tqdm(chain.from_iterable(results), f"decoding once: {split}", len(names), leave=False, disable=None) as bar,

@@ -116,6 +116,6 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
 def _find_column(key: str, name: str | None, features: Mapping[str, Any], kind: type) -> str:
     columns = [name] if name else [column for column, feature in features.items() if isinstance(feature, kind)]
     if len(columns) != 1 or columns[0] not in features:
-        found = f"the columns are {join_names(features)}"
-        raise ConfigError(f"data.dataset.columns.{key}={name or 'null'}: must name the column of each {key}; {found}")
+        names = f"the columns are {join_names(features)}"
+        raise ConfigError(f"data.dataset.columns.{key}={name or 'null'}: must name the column of each {key}; {names}")
     return columns[0]

@@ -112,6 +112,6 @@ def _download(source: Callable[..., Images], root: Path, files: list[str], folde
 # Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) and Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718)
 for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
     DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
-# CIFAR-10 and CIFAR-100, the latter with its 100 fine labels (Krizhevsky, 2009)
+# CIFAR-10, and CIFAR-100 with its 100 fine labels (Krizhevsky, 2009)
 for count in (10, 100):
     DATASETS.register(f"cifar{count}", SizeOptions)(partial(_read_cifar, count))

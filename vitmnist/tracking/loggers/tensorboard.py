@@ -19,7 +19,10 @@ from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import Result
+from vitmnist.tracking.runs import Run
 
+IDENTIFYING_KEYS = ("model", "data.dataset", "data.loader", "batch_size", "optimizer", "optimizer.lr", "seed")
+"""The keys, and groups whose member is named, that HParams has for every run."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -37,6 +40,7 @@ class TensorBoard(Logger):
 
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
+        self._run = Run(folder, result)
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
         # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
@@ -47,7 +51,12 @@ class TensorBoard(Logger):
         self._append(version, start, config, _event(_hyperparameters(result), first), *earlier_steps)
 
     def add_epoch(self, record: EpochRecord) -> None:
-        self._append(*_scalars(collect_epoch_scalars(record), record["epoch"] + 1, record["ended_at"]), *_steps(record))
+        values, metric = collect_epoch_scalars(record), self._run.monitored_metric
+        if self._run.result.eval_split == "validation" and metric and metric.summary == "selected":
+            # HParams shows the last value of the first five tags; this is the fifth, and has the value in the report.
+            best = self._run.value_of(metric.name)
+            values |= {} if best is None else {f"train_best/{metric.name}": best}
+        self._append(*_scalars(values, record["epoch"] + 1, record["ended_at"]), *_steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, picture in images.items():
@@ -62,12 +71,18 @@ class TensorBoard(Logger):
 
 
 def _hyperparameters(result: Result) -> Summary:
-    """Return the keys that affect the result or the timing, for HParams, which finds the metrics itself."""
+    """Return the keys that identify a run and the overridden keys, for HParams, which finds the metrics itself.
+
+    Keys that affect neither the result nor the timing are left out, and so are lists.
+    """
+    overridden = [override.partition("=")[0].lstrip("+").replace("/", ".") for override in result.overrides]
     ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
-        if not is_under(key, ignored):
-            values[key] = value if type(value) in (int, float) else str(value)
+        is_shown = key.removesuffix(".name") in (*IDENTIFYING_KEYS, *overridden) and not is_under(key, ignored)
+        if is_shown and not isinstance(value, list):
+            # HParams shows the seed 1 as 1.0000 if it is a number.
+            values[key] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
     _, session_start, _ = hparams(values, {})
     return session_start
