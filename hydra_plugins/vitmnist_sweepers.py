@@ -1,6 +1,6 @@
-"""Two sweepers: rounds for `repeats`, and a search by Optuna. Hydra finds its plugins in this namespace package.
+"""The sweepers for `repeats` and for searches with Optuna. Hydra finds its plugins in this namespace package.
 
-A sweep or search keeps no state; it reads the folders of its jobs. A job that has ended returns at once.
+The sweepers keep no state. A job that has ended returns at once, with the result in its folder.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 class RoundsSweeper(BasicSweeper):
-    """Hydra's basic sweeper, with the jobs of each round in an order drawn from the seed.
+    """Hydra's basic sweeper, but with the jobs of each round in a random order that depends on the seed.
 
-    In a fixed order, a machine that slows down steadily would favour the first job of each round.
+    With a fixed order, a machine that slows down steadily would favour the first job of each round.
     """
 
     def get_job_batch(self) -> Sequence[Sequence[str]]:
@@ -54,7 +54,7 @@ def _round_of(job: Sequence[str]) -> int:
 class SearchSweeper(Sweeper):
     """Runs trials in batches of `n_jobs`, proposed together; conf/hydra/sweeper/optuna.yaml describes the arguments.
 
-    The values of a trial follow from the seed and the results of earlier trials. A search that is started again
+    The values of a trial depend only on the seed and the results of earlier trials. A search that is started again
     proposes the same trials, up to the first job that has not ended.
     """
 
@@ -75,9 +75,9 @@ class SearchSweeper(Sweeper):
         """Run trials until `n_trials` have ended, then write the best one."""
         for key, value in {"n_trials": self.n_trials, "n_jobs": self.n_jobs}.items():
             if type(value) is not int or value < 1:
-                raise ConfigError(f"hydra.sweeper.{key}={value}: must be one whole number, at least 1")
+                raise ConfigError(f"hydra.sweeper.{key}={value}: must be a whole number, at least 1")
         if self.config.repeats > 1:
-            raise ConfigError("repeats: is for sweeps over listed values, not for a search")
+            raise ConfigError("repeats: has no effect in a search; set repeats=1, or sweep over listed values")
         try:
             import optuna
         except ImportError as error:
@@ -104,7 +104,7 @@ class SearchSweeper(Sweeper):
         self._write_best(study)
 
     def _parse(self, arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
-        """Return the search space by key, and the other overrides. A typed key replaces the same key in `params`."""
+        """Return the search space by key, and the other overrides. An argument replaces the same key in `params`."""
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         texts = [*(f"{key!s}={self.params[key]}" for key in self.params), *arguments]
         overrides = {parse_key(override.get_key_element()): override for override in parser.parse_overrides(texts)}

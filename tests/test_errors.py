@@ -55,7 +55,7 @@ def raised_by(action: Callable[[], object]) -> Exception:
             USER_ERROR,
         ),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
-        (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run would not", USER_ERROR),
+        (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run could differ", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),
     ],

@@ -222,11 +222,11 @@ def test_a_value_arrives_as_it_is(value: object) -> None:
     ("overrides", "keys", "message"),
     [
         (["batch_size=3,6"], {}, "batch_size=3,6: is a sweep; .* in Python, call vitmnist.train for each value"),
-        ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be a member's name"),
-        ([], {"experiment": None}, "experiment=None: must be a member's name"),
+        ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be the name of a member"),
+        ([], {"experiment": None}, "experiment=None: must be the name of a member"),
         ([], {"epochs": [1, 2]}, r"epochs=\[1, 2\]: must be int"),
         ([], {"seed": range(3)}, r"seed=range\(0, 3\): must be a number, text"),
-        (["-m", "epochs=1"], {}, "-m: is for the command line"),
+        (["-m", "epochs=1"], {}, "-m: is an option of the command line only"),
         (["hydra.mode=MULTIRUN"], {}, "hydra.mode=MULTIRUN: is a sweep"),
     ],
 )

@@ -27,14 +27,14 @@ COMMANDS = {
 def command_main(command: str) -> Callable[[], None]:
     """Import the function that runs a command; it reads its arguments from `sys.argv`."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # On Windows, a pipe uses a code page without ≈.
+        sys.stdout.reconfigure(errors="replace")  # On Windows, the code page of a pipe lacks characters such as ≈.
     with handle_signals(lambda *_: exit_interrupted(), signal.SIGINT):
         main: Callable[[], None] = import_module(f"vitmnist.cli.{command}").main
         return main
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names; KEY=VALUE arguments and options train; no argument shows the commands."""
+    """Run the command that `sys.argv` names. KEY=VALUE arguments and options train; no argument lists the commands."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in ("", "-h", "--help"):
         print(_help())
@@ -43,7 +43,7 @@ def main() -> None:
         command_main(first)()
     elif not first.startswith(("-", "~")) and "=" not in first:
         print(f"error: {first}: there is no such command; {suggest_names(first, COMMANDS)}", file=sys.stderr)
-        print("Keys and groups for training are typed as KEY=VALUE; --help explains more", file=sys.stderr)
+        print("To train, set keys and groups as KEY=VALUE; --help explains more", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     else:
         command_main("train")()

@@ -1,6 +1,6 @@
 """Errors that the user can fix, and the table that maps any exception to a message, exit code and status.
 
-A message says what is wrong, what is allowed and what to type.
+A message says what is wrong, what is allowed and what to set.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Literal
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands, as in argparse, BSD's `sysexits.h` and the shell; see docs/command-line.md."""
+    """The exit codes of all commands, as in argparse, BSD's `sysexits.h` and the shell; see docs/command-line.md."""
 
     FAILED = 1
     USAGE = 2
@@ -66,7 +66,7 @@ class MissingExtraError(UserError):
 
 
 class PeerError(UserError):
-    """Another rank of the run failed; the message has its reason."""
+    """Another rank of the run failed; the message has the reason."""
 
 
 class RunInterrupted(BaseException):
@@ -77,23 +77,23 @@ class TimeLimitReached(RunInterrupted):
     """The run has reached its `max_minutes`; the other jobs of a sweep continue."""
 
 
-def suggest_names(wrong: str, allowed: Iterable[str]) -> str:
+def suggest_names(unknown: str, allowed: Iterable[str]) -> str:
     """Return a hint for an unknown name: the closest match, if any, then all allowed names."""
     names = {name.lower(): name for name in sorted(allowed)}
-    closest = get_close_matches(wrong.lower(), names, n=1)
+    closest = get_close_matches(unknown.lower(), names, n=1)
     suggestion = f"did you mean {names[closest[0]]!r}? " if closest else ""
     return f"{suggestion}allowed: {', '.join(names.values()) or 'none'}"
 
 
 def join_names(names: Iterable[str | Path]) -> str:
-    """Join names for a message: the first ten, and the total if there are more."""
+    """Join names for a message: the first ten, and their number if there are more."""
     texts = list(map(str, names))
-    rest = f", … ({len(texts)} in all)" if len(texts) > 10 else ""
-    return ", ".join(texts[:10]) + rest
+    total = f", … ({len(texts)} in all)" if len(texts) > 10 else ""
+    return ", ".join(texts[:10]) + total
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape the control characters that a terminal would execute; tabs and newlines stay."""
+    """Escape control characters, which a terminal would execute, except tabs and newlines."""
     return re.sub(r"[^\n\t]", lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
@@ -103,20 +103,20 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def as_data_error(what: str) -> Iterator[None]:
-    """Turn any error into a `DataError` that names what failed, and the transform or function that raised it."""
+def as_data_error(subject: str) -> Iterator[None]:
+    """Turn any error in the block into a `DataError` that names `subject` and the transform or function that failed."""
     try:
         yield
     except UserError as error:
-        raise DataError(f"{what}: {error}") from error
-    except Exception as error:  # Reading a sample can fail in any way.
+        raise DataError(f"{subject}: {error}") from error
+    except Exception as error:  # User code can raise any exception.
         function, transform = "", ""
         for frame, _ in list(walk_tb(error.__traceback__))[2:]:  # Skip this function and the block itself.
             function = frame.f_code.co_name
             if function in ("__call__", "forward") and "self" in frame.f_locals:
                 transform = type(frame.f_locals["self"]).__name__
-        subject = f"{transform or function} raised " if function else ""
-        raise DataError(f"{what}: {subject}{format_error(error)}") from error
+        origin = f"{transform or function} raised " if function else ""
+        raise DataError(f"{subject}: {origin}{format_error(error)}") from error
 
 
 def format_error(error: BaseException) -> str:
@@ -128,7 +128,7 @@ def format_error(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """How an exception is reported. Unless it is a user error, the traceback is shown too."""
+    """The report of an exception. If `is_user_error` is false, it is a bug, and the traceback is shown too."""
 
     message: str
     exit_code: int = ExitCode.FAILED
@@ -138,7 +138,7 @@ class Failure:
 
 
 def classify_error(error: BaseException) -> Failure:
-    """Classify an error: by its type, by the first row of `FAILURES` that matches, or as an error of the program."""
+    """Classify an exception by its type or by the first matching row of `FAILURES`; any other is a bug."""
     if isinstance(error, UserError):
         return Failure(str(error), error.exit_code)
     if isinstance(error, RunInterrupted):
@@ -151,7 +151,7 @@ def classify_error(error: BaseException) -> Failure:
         for pattern, failure in FAILURES:
             if match := re.search(pattern, str(error)):
                 return replace(failure, message=failure.message.format(text=match[0].strip()))
-    if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only a text.
+    if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only the message.
         return Failure(f"{error.filename}: {error.strerror}" if error.filename else error.strerror or first_line(error))
     return Failure(format_error(error), is_user_error=False)
 
@@ -173,7 +173,7 @@ FAILURES = (
         Failure(f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"),
     ),
     (
-        "^CUDA error.*",  # After a CUDA error, the process cannot use the GPU any more.
+        "^CUDA error.*",  # After a CUDA error, the process can no longer use the GPU.
         Failure(
             "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
             "HYDRA_FULL_ERROR=1 shows where",
@@ -201,16 +201,17 @@ FAILURES = (
     (
         r"\S+ does not have a deterministic implementation",
         Failure(
-            "{text}, so a resumed run would not repeat every bit; use another one, or set trainer.deterministic=false"
+            "{text}, so a resumed run could differ in some bits; use another operation, or set "
+            "trainer.deterministic=false"
         ),
     ),
     (
         r"^DataLoader (timed out|worker \(pid).*",
         Failure(
-            "disk: {text}: a killed worker often exceeded the memory limit; one that is slow may need a larger "
+            "disk: {text}: if the worker was killed, memory may have run out; if it is slow, set a larger "
             f"data.loader.timeout_s (null waits forever); {FEWER_WORKERS}",
             cause="worker",
         ),
     ),
 )
-"""Errors of torch that a user can fix: a pattern of the message, and the report; `{text}` is the part that matches."""
+"""Errors of torch that users can fix: a pattern of the message, and the report, where `{text}` is the matching part."""

@@ -28,13 +28,13 @@ Options = TypeVar("Options")
 
 @dataclass
 class NoOptions:
-    """Options class for members that take none."""
+    """The options class of members without options."""
 
 
 class Registry(Generic[Built]):
-    """Functions and classes by name. Modules of a package, and installed ones, register them.
+    """Functions and classes by name, which modules of a package and of installed packages register.
 
-    A configuration chooses a member of a group by `name`; no value of a configuration is ever imported.
+    A configuration selects a member of a group by `name`; no value of a configuration is ever imported.
 
     Args:
         group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.
@@ -49,13 +49,13 @@ class Registry(Generic[Built]):
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
 
         Args:
-            declaration: a dataclass whose fields are the keys of the member's YAML file, apart from `name`; of a
-                metric, its description.
+            declaration: a dataclass whose fields are the keys of the member's YAML file, except `name`; for a metric,
+                its description.
         """
 
         def decorate(builder: Builder) -> Builder:
             registered = self._registered.get(name)
-            # A cell of a notebook can run again, and a module that failed after registering is imported again.
+            # The same definition may register again: in a notebook, or in a module whose first import failed.
             if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
             self._registered[name] = (declaration, cast(Callable[..., Built], builder))
@@ -82,7 +82,7 @@ class Registry(Generic[Built]):
         return {**asdict(member[0]()), **values} if member else dict(values)
 
     def resolve(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
-        """Return the class or function that `values["name"]` names, and its validated options.
+        """Return the class or function that is registered as `values["name"]`, and its validated options.
 
         Args:
             key: the key of `values` in the configuration, by default the group; empty for a function argument.
@@ -113,7 +113,7 @@ class Registry(Generic[Built]):
         return options
 
     def build(self, values: object, *args: object, key: str | None = None) -> Built:
-        """Build the member that `values["name"]` names from its options and `args`; raises the errors of `resolve`."""
+        """Build the member `values["name"]` from its options and `args`; raises the errors of `resolve`."""
         builder, options = self.resolve(values, key)
         return builder(options, *args)
 

@@ -27,7 +27,7 @@ from vitmnist.training.progress import EpochProgress
 
 @dataclass(eq=False)
 class RunRecorder:
-    """Records, logs and saves the epochs of a run; only rank 0 has loggers."""
+    """Records, logs and saves the epochs of a run. Only rank 0 has loggers."""
 
     config: Config
     result: Result
@@ -41,7 +41,7 @@ class RunRecorder:
     """True until the first epoch of this process has ended."""
 
     def is_done(self) -> bool:
-        """Whether all epochs are done, or `patience` epochs in a row were no better than the best."""
+        """Whether all epochs are done, or the last `patience` epochs in a row were no better than the best epoch."""
         epochs = self.result.epochs
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
@@ -77,7 +77,7 @@ class RunRecorder:
         Raises:
             ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
-            DataError: a record or the checkpoint cannot be written. If writing a record fails, the run is saved first.
+            DataError: the records or the checkpoint cannot be written. If the records cannot, the run is saved first.
             RunInterrupted: the run was asked to stop, and has been saved.
         """
         result = self.result
@@ -90,9 +90,9 @@ class RunRecorder:
         result.epochs.append(record)
         self.is_first_of_start = False
         is_last = self.is_done()
-        # Save the best epoch only with a validation split: choosing it by the test split would bias its accuracy.
+        # Save the best epoch only with a validation split: selecting it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
-        try:  # Write the records before the checkpoint: resuming removes records that are newer than it.
+        try:  # Write the records before the checkpoint, because resuming removes records that are newer than it.
             self._write_records(record, predictions, is_last)
         except OSError as error:
             self.checkpoints.after_epoch(is_last, is_best, must_save=True)
@@ -122,7 +122,7 @@ class RunRecorder:
             "ended_at": time.time(),
             "steps": progress.logged_steps(),
         }
-        # The monitored metric can be a time. The ranks must agree on the best and the last epoch.
+        # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
         return self.world.broadcast_object(lambda: record)
 
     def _write_records(self, record: EpochRecord, predictions: Predictions, is_last: bool) -> None:

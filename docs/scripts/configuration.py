@@ -11,7 +11,7 @@ INTRODUCTION = """\
 # Configuration
 
 Every key of this project with its default and its meaning, as in the files below `conf/`.
-[Command line](docs/command-line.md) explains how keys and groups are typed. An unknown key, a value of another type, or
+[Command line](docs/command-line.md) explains how to set keys and groups. An unknown key, a value of another type, or
 one out of bounds is an error that says what is allowed.
 """
 

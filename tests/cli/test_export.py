@@ -63,11 +63,11 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
         ("nowhere", "error: nowhere: holds no best or final or last weights"),
         ("run --weights=best", "error: run: holds no best weights"),
         ("run --output=no/model.pt2", "error: no/model.pt2: "),
-        ("run --output=other.pt2", "error: other.pt2: exists; "),
-        ("run --output=notes.pt2", "error: notes.pt2.json: exists; "),
+        ("run --output=other.pt2", "error: other.pt2: exists already; "),
+        ("run --output=notes.pt2", "error: notes.pt2.json: exists already; "),
         ("run data.dataset.test_size=8", "data.dataset.test_size=8: the split has 7 images"),
         ("run --format=onnx", "error: onnx is not installed; run pip install 'vitmnist[export]'\n"),
-        ("run", "error: the exported model predicts another class than "),
+        ("run", "error: the exported model and "),
     ],
 )
 def test_bad_input_and_other_predictions_are_one_message_and_change_nothing(

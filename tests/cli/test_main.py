@@ -82,8 +82,8 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "device=cuda:99": "device=cuda:99: torch sees ",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
-    "--epochs 3": "--epochs: there is no such option; keys are typed without dashes, as in epochs=3",
-    "hydra.run.dir=file/run": "file/run: Not a directory; name another folder with hydra.run.dir=FOLDER",
+    "--epochs 3": "--epochs: there is no such option; set keys without dashes, as in epochs=3",
+    "hydra.run.dir=file/run": "file/run: Not a directory; set another folder with hydra.run.dir=FOLDER",
     "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such folder of a run, .safetensors, .pt or .pth file",
@@ -95,12 +95,12 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     # Sweeps.
     "repeats=3": "repeats=3: repeats the jobs of a sweep; add -m",
     "-m data/loader=ram,rom": "data/loader=rom: there is no such member; did you mean 'ram'? allowed: ",
-    "-m seed=1,2 hydra.sweep.dir=used": "name another folder, or resume with resume=auto",
+    "-m seed=1,2 hydra.sweep.dir=used": "set another folder, or resume with resume=auto",
     # Searches.
-    "hparams_search=accuracy repeats=2": "repeats: is for sweeps over listed values, not for a search",
+    "hparams_search=accuracy repeats=2": "repeats: has no effect in a search; set repeats=1",
     f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; set KEY=interval(LOW,HIGH) or",
     f"{SEARCH} optimizer.lr=interval(2,1)": "optimizer.lr=interval(2,1): cannot be searched: ",
-    f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be one whole number, at least 1",
+    f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be a whole number, at least 1",
     f"{SEARCH} {LR} monitor=speed": "monitor=speed: not a metric of an epoch; ",
 }
 OF_SWEEPS = ("-m", "repeats", "hparams_search", "hydra/sweeper")  # The messages of these mistakes are one line.
@@ -155,7 +155,7 @@ def test_a_completed_run_says_how_to_train_further(
     for typed in (["resume=here"], ["resume=here", "logger=[]", "log.every_steps=3"]):  # the keys affect no result
         again = succeed(*typed)
         assert "here: completed, epoch 2/2, eval_acc " in again
-        assert "; resume=here epochs=N trains further" in again
+        assert "; to continue, set resume=here epochs=N" in again
     refuse("resume=here", "optimizer.lr=0.5")
     fewer = refuse("resume=here", "epochs=1")
     assert "epochs=1: the run has already started epoch 2; set epochs=2 or more" in fewer

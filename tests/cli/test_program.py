@@ -75,7 +75,7 @@ def test_usage_errors_and_interrupts_have_their_exit_codes(
 
 @pytest.mark.needs("POSIX files")
 def test_the_name_of_a_file_cannot_command_the_terminal(call_here: CallHere) -> None:
-    assert call_here(main, "report", "\x1b[2J").stderr.startswith(r"error: \x1b[2J: no such folder")
+    assert call_here(main, "report", "\x1b[2J").stderr.startswith(r"error: \x1b[2J: there is no such folder")
 
 
 @pytest.mark.needs("POSIX files")

@@ -18,7 +18,7 @@ from vitmnist.cli.status import main as status
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
-NO_RUN = "holds no run; name a folder such as outputs/runs/"
+NO_RUN = "holds no run; pass a folder such as outputs/runs/"
 ALL_DAMAGED = ".pt: is damaged or not a checkpoint: its checksum does not match"
 DAMAGED_RECORD = "run/.hydra/config.yaml: is not YAML: "
 EXPECTED = {
@@ -93,7 +93,7 @@ def test_without_checkpoints_no_run_is_extended(
     make("completed, without checkpoints", runs, tmp_path / "run")
     for typed in (["resume=run"], [*stateful, "resume=auto", "hydra.run.dir=run"]):
         printed = refuse(*typed, "epochs=3")
-        assert "error: run: is completed, and has no checkpoint to continue from; start a new run" in printed
+        assert "error: run: is completed, and has no checkpoint to continue from; begin another run" in printed
     assert len(result_of(tmp_path / "run")["epochs"]) == 2
 
 

@@ -177,7 +177,7 @@ def test_the_resume_hint_names_nodes_and_processes_per_node(
     [
         (["batch_size=1"], "batch_size=1: 2 processes train together"),
         (["device=cuda:0"], "device=cuda:0: names one device for 2 processes; set device=cuda"),
-        (["-m", "seed=1,2"], "-m: is for one process"),
+        (["-m", "seed=1,2"], "-m: torchrun cannot run a sweep"),
         (["resume=nowhere"], "nowhere: holds no run"),
     ],
 )

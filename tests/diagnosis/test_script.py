@@ -150,7 +150,7 @@ sys.exit()
 @pytest.mark.parametrize(
     ("code", "arguments", "message"),
     [
-        (2, [], "which script? Type SCRIPT.py or -m package.module"),
+        (2, [], "no script; pass SCRIPT.py or -m package.module"),
         (1, ["missing.py"], "missing.py: there is no such Python file"),
         (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),

@@ -50,12 +50,12 @@ def test_a_run_stops_early_and_trains_on_where_it_stopped(
     for typed, total in (([], 9), (["epochs=12"], 12)):
         printed = succeed("resume=run", *typed)
         assert f"run: completed, epoch 3/{total}, eval_acc " in printed
-        assert "; resume=run patience=M trains further" in printed
+        assert "; to continue, set resume=run patience=M" in printed
     assert result_of(tmp_path / "run") == result
     assert "epochs=1: the run has already started epoch 3" in refuse("resume=run", "epochs=1")
     succeed("resume=run", "patience=4", "epochs=5")
     assert [epoch["epoch"] for epoch in result_of(tmp_path / "run")["epochs"]] == list(range(5))
-    assert "; resume=run patience=M epochs=N trains further" in succeed("resume=run")
+    assert "; to continue, set resume=run patience=M epochs=N" in succeed("resume=run")
 
 
 def test_a_monitored_metric_that_is_not_measured_ends_the_run(quick: list[str], refuse: Printed) -> None:

@@ -136,4 +136,4 @@ def test_an_operation_without_a_deterministic_form_ends_the_run_with_the_key(
     printed = refuse(*quick, *typed, "trainer.deterministic=true")
     torch.use_deterministic_algorithms(False)
     assert printed.count("put_ does not have a deterministic implementation") == 1
-    assert printed.endswith("use another one, or set trainer.deterministic=false\n")
+    assert printed.endswith("use another operation, or set trainer.deterministic=false\n")

@@ -169,7 +169,10 @@ def unfinished(folder: Path, left: str) -> None:
         (lambda f: unfinished(f, "vitmnist.log"), "not started"),
         (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
         (lambda f: run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version of vitmnist"),
-        (lambda f: (run(f, "disk") / "result.json").write_text("{}"), "unreadable: 1/result.json: is not the result"),
+        (
+            lambda f: (run(f, "disk") / "result.json").write_text("{}"),
+            "unreadable: 1/result.json: does not contain",
+        ),
         (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Parses the command line of `train`: Hydra's options, overrides and `resume=`. Formats keywords as overrides."""
+"""Parses the command line of `train` (Hydra's options, overrides and `resume=`), and formats keywords as overrides."""
 
 import os
 import re
@@ -15,19 +15,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
 from vitmnist.errors import ConfigError
 
-# Options of Hydra that would bypass the validation of the configuration, or load a pickle.
+# These options of Hydra would bypass the validation of the configuration, or load a pickle.
 UNSUPPORTED_OPTIONS = ("config-path", "config-name", "experimental-rerun")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `train`: Hydra's options, the overrides without `resume`, and its value.
+    """The arguments of `train`: Hydra's options, the overrides without `resume`, and the value of `resume`.
 
     `--config-dir` and the folder of `resume=FOLDER` become overrides of `hydra.searchpath` and `hydra.run.dir`.
     """
 
     argv: list[str]
-    """The arguments as typed."""
+    """The unparsed arguments."""
     options: Namespace
     overrides: list[str]
     resume: str | None
@@ -42,7 +42,7 @@ class Arguments:
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Parse the command line; raises `ConfigError` for an unknown option or contradictory arguments."""
+    """Parse the command line; raises `ConfigError` for unknown options and for arguments that contradict each other."""
     # This function is private, but Hydra has no public parser.
     from hydra._internal.utils import get_args_parser
 
@@ -52,7 +52,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
     overrides: list[str] = options.overrides
     unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
     if refused := unknown + unsupported:
-        raise ConfigError(f"{refused[0]}: there is no such option; keys are typed without dashes, as in epochs=3")
+        raise ConfigError(f"{refused[0]}: there is no such option; set keys without dashes, as in epochs=3")
     if options.config_dir:
         config_dir = Path(options.config_dir).resolve()
         if not config_dir.is_dir():
@@ -64,12 +64,12 @@ def parse_arguments(argv: list[str]) -> Arguments:
     overrides = without_keys(overrides, ["resume"])
     if resume == "auto":
         if not any(find_value(key, overrides) for key in ("hydra.run.dir", "hydra.sweep.dir")):
-            advice = "Type hydra.run.dir=FOLDER resume=auto, or for a sweep hydra.sweep.dir=FOLDER resume=auto"
-            raise ConfigError(f"resume=auto: in which folder? {advice}")
+            advice = "set hydra.run.dir=FOLDER for a run, or hydra.sweep.dir=FOLDER for a sweep"
+            raise ConfigError(f"resume=auto: needs a folder; {advice}")
     elif resume is not None:
         if options.multirun:
-            advice = "a sweep is resumed by its own command with hydra.sweep.dir=FOLDER resume=auto"
-            raise ConfigError(f"-m: resume={resume} resumes one run; {advice}")
+            advice = "to resume a sweep, repeat its command with hydra.sweep.dir=FOLDER resume=auto"
+            raise ConfigError(f"-m: resume={resume} resumes a run, not a sweep; {advice}")
         overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(argv, options, overrides, resume)
 
@@ -96,13 +96,13 @@ def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
 
 
 def find_value(key: str, overrides: Iterable[str]) -> str | None:
-    """Return the last value typed for a key, without quotes; None if there is none or the value is `null`."""
+    """Return the last value of a key, without quotes; None if the key is not set, or is `null`."""
     values = [override.partition("=")[2] for override in overrides if parse_key(override) == key]
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
 def quote(text: str) -> str:
-    """Quote text as a value in Hydra's grammar; a backslash is special before a quote and at the end."""
+    """Quote text as a value in Hydra's grammar, where a backslash is special before a quote and at the end."""
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"
@@ -113,7 +113,7 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
     for name, value in keys.items():
         key = f"{section}{name}"
         group = key.replace(".", "/")
-        # Other dicts are values, which Hydra merges: `lr_scale={"*": 0.1}`.
+        # Any other dict is a value that Hydra merges: `lr_scale={"*": 0.1}`.
         if isinstance(value, Mapping) and (CONF / group).is_dir():
             yield from to_overrides(value, f"{key}.")
         elif key == "resume":
@@ -123,7 +123,8 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
         elif isinstance(value, str):
             yield f"{group}={_format_value(group, value)}"
         else:
-            raise ConfigError(f"{group}={value!r}: must be a member's name; for several, call vitmnist.train for each")
+            advice = "for several members, call vitmnist.train for each"
+            raise ConfigError(f"{group}={value!r}: must be the name of a member; {advice}")
 
 
 def _format_value(key: str, value: object) -> str:
@@ -131,7 +132,7 @@ def _format_value(key: str, value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, Real):
-        return str(value).lower()  # A bool is a number, too.
+        return str(value).lower()  # `True` becomes `true`.
     if isinstance(value, str | Path):
         text = quote(str(value))
         # Text such as `null` or `1e3` needs quotes.
@@ -140,7 +141,7 @@ def _format_value(key: str, value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(_format_value(key, item) for item in value)}]"
     if isinstance(value, Mapping):
-        # In a key, the grammar has no quotes.
+        # The grammar does not allow quotes in a key.
         names = [re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value]
         items = [_format_value(key, item) for item in value.values()]
         return f"{{{','.join(map(':'.join, zip(names, items, strict=True)))}}}"

@@ -12,7 +12,7 @@ from vitmnist.errors import ExitCode, escape_unprintable
 from vitmnist.runtime.files import display_path
 
 TIMED_FORMAT = "%(asctime)s  %(message)s"
-"""The format of log records in files, as in conf/config.yaml."""
+"""The format of log records, as in conf/config.yaml."""
 
 
 def create_parser(name: str, description: str | None) -> ArgumentParser:
@@ -23,23 +23,23 @@ def create_parser(name: str, description: str | None) -> ArgumentParser:
 def add_run_arguments(parser: ArgumentParser, *, overrides: bool = False, device: bool = False) -> None:
     """Add the arguments that `evaluate`, `predict` and `export` share."""
     parser.add_argument("run", type=Path, help="the folder of a run")
-    parser.add_argument("--weights", help="best, final or last; default: the first of these that exists")
+    parser.add_argument("--weights", help="best, final or last (default: the first of these that exists)")
     if overrides:
-        help_text = "changes to the run's configuration, such as data.dataset.path=other"
+        help_text = "overrides of the run's configuration, such as data.dataset.path=other"
         parser.add_argument("overrides", nargs="*", help=help_text)
     if device:
-        parser.add_argument("--device", default="auto", help="auto (the default), cpu, cuda, cuda:1, …")
+        parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
 
 
 @contextmanager
 def errors_as_messages() -> Iterator[None]:
-    """Decorator of `main` that turns an exception into one message and an exit code.
+    """Turn an exception of a command into one message and an exit code; a decorator of `main`.
 
-    A traceback is shown too if the program is at fault, or with `HYDRA_FULL_ERROR=1`.
+    A traceback is also printed for a bug of the program, or with `HYDRA_FULL_ERROR=1`.
     """
     try:
         yield
-        # Flush now, so that a closed pipe raises here, not at interpreter exit. `print` also works if stdout is None.
+        # Flush now, so that a closed pipe raises here and not at interpreter exit. `print` works even without a stdout.
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError):

@@ -6,7 +6,7 @@
 The options come before the script; everything after it belongs to the script.
 """
 
-# Nothing here imports torch, because the script can set environment variables before it imports torch.
+# This module does not import torch, because the script can set environment variables before it imports torch.
 
 import builtins
 import json
@@ -39,7 +39,7 @@ def _parse() -> Namespace:
     if options.steps is None and options.stop:
         options.steps = 200
     if not (options.module or options.script):
-        parser.error("which script? Type SCRIPT.py or -m package.module after the options")
+        parser.error("no script; pass SCRIPT.py or -m package.module after the options")
     return options
 
 
@@ -48,7 +48,7 @@ def main() -> None:
     options = _parse()
     json_file: Path | None = options.json and options.json.absolute()  # The script can change the working directory.
     if json_file:
-        options.json.parent.stat()  # A missing folder is an error before the script runs.
+        options.json.parent.stat()  # If the folder is missing, raise before the script runs.
     sys.argv = options.module or options.script
     observer = Observer(options.steps, options.warm_up, options.stop)
     exit_code = _run(bool(options.module))
@@ -66,7 +66,7 @@ def main() -> None:
 def _run(is_module: bool) -> int:
     """Run the script as `__main__`, and return its exit code."""
     name = sys.argv[0]
-    # Like Python, begin the import path with the working directory (-m) or the folder of the script.
+    # As in Python, the import path begins with the working directory (-m) or the folder of the script.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     try:
         exists = find_spec(name) is not None if is_module else os.path.isfile(name)
@@ -78,7 +78,7 @@ def _run(is_module: bool) -> int:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
-            # `runpy.run_path` would remove `__main__`. Threads and exit handlers of the script can need it.
+            # `runpy.run_path` would remove `__main__`, which threads and exit handlers of the script can need.
             path = os.path.abspath(name)
             sys.modules["__main__"] = script = ModuleType("__main__")
             script.__dict__.update(__file__=path, __builtins__=builtins)

@@ -4,8 +4,8 @@
     vitmnist evaluate outputs/runs/DATE/TIME-… --mistakes mistakes.csv --grid mistakes.png --confusion confusion.png
     vitmnist evaluate outputs/runs/DATE/TIME-… data.dataset.path=other data.dataset.test_share=0 --json
 
-Uses the best weights (best.pt) if the run has any, else the final ones. Evaluates the validation split if there is one,
-else the test split, as training does. --split selects another.
+Uses the best weights (best.pt) if there are any, else the final weights. Like training, evaluates the validation split
+if there is one, else the test split. --weights and --split select others.
 """
 
 import json
@@ -25,12 +25,12 @@ from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.runtime.files import encode_csv
 from vitmnist.tracking.pictures import draw_confusion, draw_worst_mistakes
 
-# Options of `tabulate`: columns are right-aligned. All but the first, the class, are numbers.
+# Options of `tabulate` for right-aligned columns; all columns but the first, the class, are numbers.
 TABLE_OPTIONS: Any = {"tablefmt": "plain", "disable_numparse": [0], "stralign": "right"}
 
 
 def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Collect all metrics, and those of each class; None if not finite."""
+    """Collect the metrics of an evaluation and of each class, for JSON; values that are not finite become None."""
     by_class = compute_class_metrics(matrix, classes).items()
     images = matrix.sum(dim=1).tolist()
     return {
@@ -62,12 +62,12 @@ def format_metrics(metrics: dict[str, Any]) -> str:
 def main() -> None:
     parser = create_parser("evaluate", __doc__)
     add_run_arguments(parser, overrides=True, device=True)
-    parser.add_argument("--split", help="default: validation if there is one, else test")
+    parser.add_argument("--split", help="train, validation or test (default: validation if there is one, else test)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list every misclassified image in this file")
+    parser.add_argument("--mistakes", type=Path, metavar="CSV", help="list all misclassified images in this file")
     parser.add_argument("--grid", type=Path, metavar="PNG", help="draw the mistakes with the highest confidence")
     parser.add_argument("--confusion", type=Path, metavar="PNG", help="draw the confusion matrix")
-    parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction for each image")
+    parser.add_argument("--predictions", action="store_true", help="print JSON with the prediction of each image")
     options = parser.parse_intermixed_args()
     evaluation = load_model(options.run, options.weights, options.device).evaluate(options.split, options.overrides)
     split = evaluation.split
@@ -80,7 +80,7 @@ def main() -> None:
         if picture := draw_worst_mistakes(split, evaluation.predictions):
             picture.save(options.grid, "PNG")
         else:
-            print(f"no mistakes: {options.grid} is not written", file=sys.stderr)
+            print(f"{options.grid}: not written, because there are no mistakes", file=sys.stderr)
     if options.confusion:
         draw_confusion(evaluation.confusion_matrix, split.classes).save(options.confusion, "PNG")
     metrics = describe_evaluation(evaluation.confusion_matrix, split.classes, evaluation.metrics)

@@ -3,8 +3,8 @@
     vitmnist export outputs/runs/DATE/TIME-… --format onnx
     vitmnist export outputs/runs/DATE/TIME-… --format torch --output digits.pt2
 
-Nothing is written unless the exported model predicts the same classes as the original on the split that the run was
-evaluated on. A description of the model is written next to it, as JSON. An existing file is not overwritten.
+The exported model must predict the same classes as the original for all images of the evaluated split; otherwise
+nothing is written. A description of the model is written next to it, as JSON. An existing file is not overwritten.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Format:
 
     Args:
         packages: required packages of the extra `export`.
-        load: loads the content of a file as a function from uint8 `[B, C, H, W]` to logits.
+        load: turns the content of a file into a function from uint8 `[B, C, H, W]` to logits.
     """
 
     suffix: str
@@ -74,8 +74,8 @@ def describe_model(file: str, content: bytes, trained: TrainedModel, summary: st
     """Describe the exported model, as JSON, for programs that use it.
 
     Args:
-        content: the bytes of the exported file.
-        summary: the summary that `export_model` returns.
+        content: the content of the exported file.
+        summary: the comparison that `export_model` returns.
     """
     reader = trained.reader
     description = {
@@ -95,19 +95,19 @@ def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, b
     """Export a model with its normalisation, and compare the predictions of the exported and the original model.
 
     Returns:
-        The content of the file, and a line about the comparison.
+        The content of the file, and a summary of the comparison.
 
     Raises:
         ConfigError: the images or classes of the dataset do not fit the model.
-        UserError: the exported model predicts another class for some image.
+        UserError: the exported model predicts another class for an image.
     """
     split = trained.adapt_split(dataset.eval_split)
     original = nn.Sequential(trained.preprocess, trained.module).eval()
-    # The example has two images, because torch.export treats a batch size of one as a constant.
+    # Use two images, because torch.export treats a batch size of one as a constant.
     example = torch.zeros(2, *trained.image_shape, dtype=torch.uint8)
     program = torch.export.export(original, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
     content = file_format.serialize(program)
-    # Compare the content of the file, not the program in memory.
+    # Check the content of the file, not the program in memory.
     reloaded = file_format.load(content)
     with torch.inference_mode():
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
@@ -116,7 +116,7 @@ def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, b
     checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
-            f"the exported model predicts another class than {trained.weights} for {differing:,} images of "
+            f"the exported model and {trained.weights} predict different classes for {differing:,} images of "
             f"{checked_on}; nothing is written"
         )
     accuracy = 100 * int((predicted == split.labels).sum()) / len(split)
@@ -131,8 +131,8 @@ def main() -> None:
     parser = create_parser("export", __doc__)
     add_run_arguments(parser, overrides=True)
     parser.add_argument("--format", choices=[*FORMATS], required=True, help="ONNX, or a torch.export program (.pt2)")
-    default = "default: model.onnx or model.pt2 in the run's folder"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=default)
+    help_text = "file of the exported model (default: model.onnx or model.pt2 in the run's folder)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=help_text)
     options = parser.parse_intermixed_args()
     file_format = FORMATS[options.format]
     for package in file_format.packages:
@@ -142,7 +142,7 @@ def main() -> None:
     description = output.with_name(f"{output.name}.json")
     for file in (output, description):
         if file.exists():
-            raise ConfigError(f"{file}: exists; remove it, or choose another --output")
+            raise ConfigError(f"{file}: exists already; remove it, or set another --output")
     trained = load_model(options.run, options.weights, "cpu")
     dataset, batch_size = load_evaluation_dataset(options.run, options.overrides)
     content, summary = export_model(file_format, trained, dataset, batch_size)

@@ -13,8 +13,8 @@ from vitmnist.config.schema import flatten_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
-# Keys of Lightning, its Hydra template, timm and Keras, and what to type here.
-OTHER_NAMES = {
+# The equivalents of keys of Lightning, its Hydra template, timm and Keras.
+EQUIVALENT_KEYS = {
     **dict.fromkeys(("fast_dev_run", "debug"), "limit_batches=10"),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), "limit_batches"),
     **dict.fromkeys(("run_name", "task_name", "experiment_name"), "name"),
@@ -22,55 +22,56 @@ OTHER_NAMES = {
 
 
 def classify_cli_error(error: BaseException) -> Failure:
-    """Classify an exception: as `classify_error` does, or as an error of Hydra or OmegaConf.
+    """Classify an exception as `classify_error` does, or as an error of Hydra or OmegaConf.
 
-    For an unknown key, an unknown member or a wrong type, the message has advice. Other messages of Hydra are joined to
-    one line.
+    An unknown key, an unknown member or a wrong type gets a message with advice. Other messages of Hydra are joined
+    into one line.
     """
-    text = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     cause = error.__cause__ or error.__context__
     if isinstance(error, UnknownKeyError):
-        text = _unknown_key(error)
+        message = _describe_unknown_key(error)
     elif isinstance(error, MissingConfigException):
         group, _, member = (error.missing_cfg_file or "").rpartition("/")
         if group == "hydra/launcher" and member in ("joblib", "submitit_local", "submitit_slurm"):
-            text = str(MissingExtraError(f"{group}={member}", "launchers"))
+            message = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
-            text = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
+            message = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
-        # If the key is from a file and not from the command line, Hydra names the file.
-        file = re.match(r"In '(.+?)'", text)
-        text = (f"{file[1]}.yaml: " if file else "") + _refused_override(cause)
+        # If the key comes from a file and not from the command line, Hydra names the file.
+        file = re.match(r"In '(.+?)'", message)
+        message = (f"{file[1]}.yaml: " if file else "") + _describe_refused_override(cause)
     elif isinstance(error, OmegaConfBaseException):
-        text = describe_refused_value(error)
+        message = describe_refused_value(error)
     elif not isinstance(error, HydraException | yaml.YAMLError):
         failure = classify_error(error)
         if failure.is_user_error or not _is_raised_by_hydra(error):
             return failure
-        text = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
-    return Failure(text)
+        message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
+    return Failure(message)
 
 
-def _refused_override(cause: OmegaConfBaseException) -> str:
+def _describe_refused_override(cause: OmegaConfBaseException) -> str:
     """Describe an override with a wrong type (`batch_size=many`) or an unknown key (`lr=0.01`)."""
-    # Users type the index of a list as `.0`; OmegaConf shows it as `[0]`.
+    # The index of a list is `.0` in an override, but `[0]` in messages of OmegaConf.
     key = re.sub(r"\[(\d+)\]", r".\1", str(cause.full_key))
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.parent_node is not None:
-        return _unknown_key(UnknownKeyError(key, [str(name) for name in cause.parent_node if name != "hydra"]))
+        siblings = [str(name) for name in cause.parent_node if name != "hydra"]
+        return _describe_unknown_key(UnknownKeyError(key, siblings))
     return describe_refused_value(cause)
 
 
-def _unknown_key(unknown: UnknownKeyError) -> str:
-    """Describe an unknown key; suggests keys of all sections with the same last part, such as `optimizer.lr`."""
-    name = re.split(r"[./]", unknown.key)[-1]
-    if name in OTHER_NAMES:
-        return f"{unknown.key}: there is no such key; set {OTHER_NAMES[name]}"
+def _describe_unknown_key(error: UnknownKeyError) -> str:
+    """Describe an unknown key, and suggest keys of any section with the same last part, such as `optimizer.lr`."""
+    name = re.split(r"[./]", error.key)[-1]
+    if name in EQUIVALENT_KEYS:
+        return f"{error.key}: there is no such key; set {EQUIVALENT_KEYS[name]}"
     values = flatten_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
-    near = [key for key in values if f".{key}".endswith(f".{name}") and key != unknown.key]
-    return f"{unknown.key}: there is no such key; did you mean {' or '.join(near[:3])}?" if near else str(unknown)
+    matches = [key for key in values if f".{key}".endswith(f".{name}") and key != error.key]
+    return f"{error.key}: there is no such key; did you mean {' or '.join(matches[:3])}?" if matches else str(error)
 
 
 def _is_raised_by_hydra(error: BaseException) -> bool:
-    """Whether Hydra or its parser raised the exception; its cause is then in the arguments."""
+    """Whether Hydra or its parser raised the exception, because of the arguments."""
     *_, (frame, _) = walk_tb(error.__traceback__)
     return frame.f_globals.get("__name__", "").partition(".")[0] in ("antlr4", "hydra", "omegaconf")

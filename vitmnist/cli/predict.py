@@ -4,8 +4,8 @@
     vitmnist predict outputs/runs/DATE/TIME-… --invert --json scan.png
     vitmnist predict outputs/runs/DATE/TIME-… --csv folder > predictions.csv
 
-Images of any size and mode are resized and converted to the model's input. MNIST's digits are light on dark; `--invert`
-is for pen on paper. A folder means all images in it and below it; glob patterns can be quoted.
+Images of any size and mode are resized and converted to the model's input. The digits of MNIST are light on dark; use
+--invert for pen on paper. Folders are searched recursively. Quoted glob patterns are expanded too.
 """
 
 import json
@@ -23,10 +23,7 @@ from vitmnist.runtime.files import encode_csv
 
 
 def predict(model: TrainedModel, paths: list[Path], invert: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per image: the file, the class, its probability, and the probabilities of all classes.
-
-    For a file that cannot be read, the row has an error instead.
-    """
+    """Yield a row for each file: the class, its probability and the probabilities of all classes, or an error."""
     for start in range(0, len(paths), BATCH_SIZE):
         rows: dict[Path, dict[str, Any]] = {}
         images = {}
@@ -52,7 +49,7 @@ def main() -> None:
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print JSON")
     formats.add_argument("--csv", action="store_true", help="print a CSV table, with the probability of each class")
-    parser.add_argument("--invert", action="store_true", help="exchange light and dark first")
+    parser.add_argument("--invert", action="store_true", help="swap light and dark before classification")
     options = parser.parse_intermixed_args()
     model = load_model(options.run, options.weights, options.device)
     rows = list(predict(model, find_images(options.images), options.invert))

@@ -1,4 +1,4 @@
-"""The process of `train`: the other ranks of its run, the folder that it locks, and how it ends."""
+"""The process of `train`: connecting ranks, locking the folder of a run, and messages at the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def connected_ranks() -> Iterator[World]:
-    """Connect the ranks of a run. An exception in the block is raised on the rank that failed first, and on rank 0."""
+    """Connect the ranks of a run. An exception in the block is raised on the rank that failed first, and on rank 0.
+
+    The other ranks exit with the exit code of the failure.
+    """
     # Otherwise, the logging module prints a traceback for a closed pipe (`| head`).
     logging.raiseExceptions = False
     world = SINGLE_PROCESS
@@ -51,28 +54,28 @@ def connected_ranks() -> Iterator[World]:
             raise
         raise error from raised
     finally:
-        # Unloading torch takes a second; a late signal must not change the exit code.
+        # Unloading torch takes a second, in which a signal must not change the exit code.
         atexit.register(ignore_stop_signals)
     world.disconnect()
 
 
 @contextmanager
 def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[None]:
-    """Create the folder of a run or sweep, which `key` names, and lock it within the block.
+    """Create the folder of a run or sweep, and lock it in the block; `key` is the configuration key of the folder.
 
     Raises:
-        ConfigError: the folder cannot be created, is in use, or holds records although it must be new.
+        ConfigError: the folder cannot be created, is in use, or holds records and `refuse_existing` is true.
     """
     path = display_path(folder)
     with ExitStack() as lock:
         try:
             lock.enter_context(lock_folder(folder))
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; name another folder with {key}=FOLDER") from error
+            raise ConfigError(f"{path}: {error.strerror}; set another folder with {key}=FOLDER") from error
         if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
             raise ConfigError(
-                f"{key}={path}: holds records already, which would be overwritten; name another folder, or resume "
-                "with resume=auto"
+                f"{key}={path}: holds records already, which would be overwritten; set another folder, or resume with "
+                "resume=auto"
             )
         yield
 
@@ -98,7 +101,7 @@ def resume_hint(folder: Path, command: str) -> str:
 
 
 def import_trainer() -> type[Trainer]:
-    """Import `Trainer` and torch; this is done late because `--help` needs neither."""
+    """Import `Trainer`, and with it torch. This is a function because `--help` needs neither."""
     # A fork server, the default of Python 3.14 on Linux, imports torch once for all workers of a loader.
     multiprocessing.set_forkserver_preload(["__main__", "vitmnist.loaders.disk"])
     # During the imports, the garbage collector would scan the imported objects again and again.

@@ -14,12 +14,12 @@ from vitmnist.cli.command import create_parser, errors_as_messages
 def main() -> None:
     parser = create_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of runs or sweeps")
-    parser.add_argument("--output", type=Path, help="folder of the report (DIR, or outputs/reports/TIME for several)")
+    help_text = "folder of the report (default: DIR; for several, outputs/reports/DATE/TIME)"
+    parser.add_argument("--output", type=Path, help=help_text)
     options = parser.parse_args()
     from vitmnist.report.write import write_report  # Import late: matplotlib takes a second.
 
-    is_single = len(options.folders) == 1
-    default = options.folders[0] if is_single else Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
-    output: Path = options.output or default
+    new_folder = Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
+    output: Path = options.output or (options.folders[0] if len(options.folders) == 1 else new_folder)
     text = write_report(options.folders, output)
     print(f"{text}\n\nReport: {output / 'report.html'}")

@@ -1,4 +1,4 @@
-"""Whether and how `resume=` resumes the run in a folder."""
+"""Decides whether `resume=` trains the run in a folder further, and with which overrides."""
 
 import shlex
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides of `GLOBAL_GROUPS` that began the run, and the typed overrides of all other keys.
+    """Return the recorded overrides of `GLOBAL_GROUPS`, and the new overrides of all other keys.
 
     Raises:
-        ConfigError: a typed override selects another member of a global group.
+        ConfigError: a new override selects another member of a global group.
     """
     try:
         recorded: Any = read_json_or_yaml(folder / OVERRIDES)
@@ -43,10 +43,10 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a completed run; returns False if it needs more training, for example more epochs.
+    """Print the result of a run that is completed; returns False if it is not, or if `config` needs more training.
 
     Raises:
-        ConfigError: the run needs more training, but has no checkpoint.
+        ConfigError: a completed run needs more training, for example more epochs, but has no checkpoint.
     """
     run = read_run(folder)
     path, epochs = display_path(folder), run.result.epochs
@@ -57,15 +57,14 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     has_epochs_left = len(epochs) < config.epochs_to_train
     ignored = find_keys(is_ignored_in_comparison)
     if is_exhausted and has_epochs_left:
-        # More epochs alone do not continue a run that has stopped early.
+        # A larger `epochs` alone does not continue a run that stopped early.
         ignored += ["epochs", "patience"]
     # Changing a key that affects neither the result nor the time, such as `logger`, does not resume a completed run.
     if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
-            f"{path}: is completed, and has no checkpoint to continue from; start a new run in another folder, with "
-            "hydra.run.dir=FOLDER"
+            f"{path}: is completed, and has no checkpoint to continue from; begin another run with hydra.run.dir=FOLDER"
         )
     value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
@@ -73,8 +72,8 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
         return True
     changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
-    further = shlex.join([f"resume={path}", *changes])
-    print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; {further} trains further")
+    arguments = shlex.join([f"resume={path}", *changes])
+    print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; to continue, set {arguments}")
     return True
 
 

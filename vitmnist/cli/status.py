@@ -18,7 +18,7 @@ from vitmnist.tracking.runs import Run, find_runs, read_run
 
 
 def describe_progress(run: Run) -> dict[str, Any]:
-    """Describe the progress of a run; `written_at` is its end or its last write, in seconds since 1970."""
+    """Describe the progress of a run; `written_at` is when it ended or last wrote a file, in seconds since 1970."""
     table = run.folder / "epochs.csv"
     epochs_done = len(run.result.epochs)
     if not epochs_done and table.is_file():
@@ -47,6 +47,6 @@ def main() -> None:
     for run in runs:
         run["tags"] = ", ".join(run["tags"]) or None
         run["written_at"] = f"{datetime.fromtimestamp(run['written_at']):%Y-%m-%d %H:%M:%S}"
-    shown = [key for key in runs[0] if any(run[key] is not None for run in runs)]
-    rows = [{key: run[key] for key in shown} for run in runs]
+    columns = [key for key in runs[0] if any(run[key] is not None for run in runs)]
+    rows = [{key: run[key] for key in columns} for run in runs]
     print(escape_unprintable(tabulate(rows, headers="keys", tablefmt="plain", disable_numparse=True)))

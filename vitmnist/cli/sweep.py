@@ -1,6 +1,6 @@
 """Runs a sweep with any sweeper and launcher of Hydra. A failed job does not end it; a completed job is skipped.
 
-Return values differ between sweepers, so the state of a sweep is read from the folders of its jobs.
+What sweepers return differs, so the state of a sweep is read from the folders of its jobs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
 
-# This override makes a sweep run in rounds.
+# The override that makes a sweep run in rounds.
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
@@ -65,14 +65,14 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
     job = Job(stop)
     composer = GlobalHydra.instance().hydra
     assert composer
-    # Joblib runs jobs in its own processes. If this process raises while it waits, joblib kills them.
+    # With joblib, jobs run in other processes, which are killed if this process raises an exception while it waits.
     is_parallel = str(hydra.launcher._target_).endswith("JoblibLauncher")
     signals = list_handled_signals() if is_parallel else []
-    typed = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
-    again = [*typed, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
+    sweep_arguments = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
+    resume_arguments = [*sweep_arguments, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     with (
         locked_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),
-        results_in_message(folder, f"{format_command()} {shlex.join(again)}"),
+        results_in_message(folder, f"{format_command()} {shlex.join(resume_arguments)}"),
     ):
         try:
             with handle_signals(raise_interruption, *signals):
@@ -88,24 +88,25 @@ def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, 
     """Check a sweep, and return the overrides for Hydra's sweeper."""
     if is_distributed():
         raise ConfigError(
-            "-m: is for one process, which runs the jobs of a sweep one after another; each process of "
-            "torchrun would run them all. Start the sweep with python, or each of its jobs with torchrun"
+            "-m: torchrun cannot run a sweep, because each of its processes would run all jobs; start the sweep with "
+            "python, or each job with torchrun"
         )
-    # An unknown metric is an error before the first job.
+    # Raise an error for an unknown metric before the first job.
     find_metric(values.monitor, "monitor")
-    # The folders of the jobs are named after the other keys.
+    # The names of the jobs' folders contain only the keys that the sweep varies.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}
-    constant = [quote(key) for key in is_varied if not is_varied[key]]
-    names = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant)}]"
-    overrides = [*arguments.overrides, names, f"hydra.sweep.dir={quote(str(folder))}"]
+    constant_keys = [quote(key) for key in is_varied if not is_varied[key]]
+    exclude_keys = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant_keys)}]"
+    overrides = [*arguments.overrides, exclude_keys, f"hydra.sweep.dir={quote(str(folder))}"]
     if values.repeats > 1 and not _is_search(hydra):
         overrides = [f"repeat={','.join(map(str, range(1, values.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     return overrides
 
 
 def _check_jobs(folder: Path, job: Job) -> None:
-    # A refused job has a record but no lock; a job killed before its first record has only a lock.
+    """Raise an error if a job of a sweep failed or is unfinished."""
+    # A refused job has a record but no lock, and a job that was killed before its first record has only a lock.
     files = [*folder.glob("*/**/.lock"), *folder.glob("*/**/result.json")]
     runs = [read_run(job_folder) for job_folder in sorted({file.parent for file in files})]
     failed = {run.folder.name for run in runs if run.result.status not in ("completed", "interrupted", "running")}
@@ -125,18 +126,18 @@ class Job:
 
     def __init__(self, stop: StopSignal) -> None:
         self.stop = stop
-        # Names of the folders of jobs that failed in this process; some leave no record.
+        # The names of the folders of jobs that failed in this process, because some of them leave no record.
         self.failed: set[str] = set()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         if parent := multiprocessing.parent_process():
             self.stop.follow(parent.pid)
-            # With the start method of joblib's processes, a loader cannot start workers.
+            # A loader cannot start workers with the start method of joblib's processes.
             multiprocessing.set_start_method(None, force=True)
 
     def __call__(self, composed: DictConfig) -> float | None:
-        """Train the job unless it is complete. Returns the monitored metric; None if the job did not complete.
+        """Train the job unless it is completed; return the monitored metric, or None if the job is not completed.
 
         Raises:
             RunInterrupted: a signal has stopped the job, and with it the sweep.
@@ -148,11 +149,11 @@ class Job:
         # Free the compiled step of the previous job: it is part of a reference cycle.
         gc.collect()
         try:
-            # A signal can arrive too late to stop the previous job.
+            # The signal may have arrived too late to stop the previous job.
             if self.stop.reason:
                 raise create_interruption(self.stop.reason)
             config = validate(Config, composed)
-            # A search counts a failed trial and does not repeat it.
+            # A search does not repeat a failed trial, which counts as a trial.
             if _is_search(hydra) and read_run(folder).result.status == "failed":
                 return None
             with lock_folder(folder):
@@ -162,17 +163,17 @@ class Job:
             return read_run(folder).value_of(find_metric(config.monitor, "monitor").name)
         except RunInterrupted as error:
             if self.stop.is_orphan:
-                # Without this, an idle process of joblib waits five minutes for further jobs.
+                # Otherwise, an idle process of joblib would wait five minutes for further jobs.
                 os._exit(ExitCode.UNFINISHED)
             if not isinstance(error, TimeLimitReached):
                 raise
             log.info("job %s: %s", hydra.job.num, error)
         except Exception as error:
-            self._record(error, composed, folder, overrides)
+            self._record_failure(error, composed, folder, overrides)
         return None
 
-    def _record(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
-        """Record why a job failed; keep the records of an earlier start or another process."""
+    def _record_failure(self, error: Exception, composed: DictConfig, folder: Path, overrides: list[str]) -> None:
+        """Record why a job failed, but do not overwrite the record of an earlier start or of another process."""
         failure = classify_cli_error(error)
         job = HydraConfig.get().job
         log.error("job %s failed: %s", job.num, failure.message, exc_info=not failure.is_user_error)
@@ -181,7 +182,7 @@ class Job:
         self.failed.add(folder.name)
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
-            refused = Result(
+            result = Result(
                 folder=folder,
                 overrides=overrides,
                 config=config,
@@ -189,17 +190,16 @@ class Job:
                 exit_code=failure.exit_code,
             )
             with suppress(OSError):
-                refused.write()
+                result.write()
 
 
 def _write_report(folder: Path) -> None:
     """Write the report of a sweep and log its text; log an error instead of raising it."""
-    # Importing matplotlib takes a second.
-    from vitmnist.report.write import write_report
+    from vitmnist.report.write import write_report  # Import late: matplotlib takes a second.
 
     try:
         text = write_report([folder], folder)
         log.info("Results\n\n%s\n\nReport: %s", text, display_path(folder / "report.html"))
     except Exception as error:
-        # A missing report must not hide the results of the jobs. `vitmnist report` can write it later.
-        log.error("the report could not be written: %s", error)
+        # Without its report, the sweep has still trained its jobs; `vitmnist report` can write the report later.
+        log.error("cannot write the report: %s", error)

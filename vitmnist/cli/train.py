@@ -1,4 +1,4 @@
-"""Trains a run or a sweep. `main` calls the other functions in the order of their definition.
+"""Trains a run or a sweep. `main` calls the other functions in the order in which they are defined.
 
 With `torchrun`, several processes run the same command line.
 """
@@ -47,7 +47,7 @@ PRINTING_OPTIONS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 @dataclass(frozen=True)
 class ConfiguredRun:
-    """A validated run with a locked folder; its overrides are only recorded."""
+    """A run with a validated configuration and a locked folder; `overrides` are only recorded."""
 
     config: Config
     folder: Path
@@ -56,7 +56,7 @@ class ConfiguredRun:
 
 @errors_as_messages()
 def main() -> None:
-    """Run the command line. Only rank 0 reads it: it runs a sweep, or configures the run that all ranks train."""
+    """Run the command line. Rank 0 reads it, and runs a sweep or configures the run that all ranks train."""
     stop = StopSignal()
     with connected_ranks() as world, ExitStack() as resources:
         run = None
@@ -76,15 +76,15 @@ def main() -> None:
 
 
 def print_information(argv: list[str]) -> bool:
-    """Handle `--version`, `--help` and Hydra's other options that print; False if there is something to train."""
-    # Without this, `--version` prints the version of Hydra.
+    """Handle `--version`, `--help` and other options that only print; returns False without such an option."""
+    # Hydra's `--version` would print the version of Hydra.
     if "--version" in argv:
         print(f"vitmnist {vitmnist.__version__}")
         return True
     options = parse_arguments(argv).options
     if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
-    # With this variable, Hydra raises errors instead of printing them.
+    # Let Hydra raise errors instead of printing them.
     with env_override({"HYDRA_FULL_ERROR": "1"}):
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
@@ -96,11 +96,11 @@ def configure_run(
     """Load or validate the configuration of a run, and lock its folder until `resources` are closed.
 
     Args:
-        values: the composed configuration; for a resumed run, the recorded one is used instead.
+        values: the composed configuration; a resumed run uses the recorded configuration instead.
         hydra_values: the section `hydra`; its `runtime.output_dir` is set.
 
     Returns:
-        The run; None if it needs no training.
+        The run; None if it is completed.
     """
     folder, overrides = Path(hydra_values.run.dir), arguments.overrides
     is_resumed = arguments.resume is not None
@@ -120,11 +120,12 @@ def configure_run(
     with read_write(hydra_values.runtime):
         hydra_values.runtime.output_dir = str(folder.absolute())
     resources.enter_context(env_override(hydra_values.job.env_set))
-    return ConfiguredRun(config, folder.absolute(), [text for text in overrides if not is_hydra_override(text)])
+    recorded = [override for override in overrides if not is_hydra_override(override)]
+    return ConfiguredRun(config, folder.absolute(), recorded)
 
 
 def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun | None:
-    """Send the run of rank 0 to all ranks. Each rank keeps its own `data.root`: it can be on another machine."""
+    """Send the run of rank 0 to all ranks. A rank keeps its own `data.root`, because it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
     shared = world.broadcast_object(lambda: values)
     if world.is_main or not shared:
@@ -148,6 +149,6 @@ def train_run(
         path = display_path(run.folder)
         log.info("Results: %s", path)
         if any(options["name"] == "tensorboard" for options in trainer.logger_options):
-            # TensorBoard names a run after its folder, below the folder that is typed.
+            # TensorBoard names a run by its path below `--logdir`.
             log.info("View them with\n    tensorboard --logdir %s", shlex.quote(display_path(run.folder.parent)))
     return result

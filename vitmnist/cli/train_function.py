@@ -1,4 +1,4 @@
-"""`vitmnist.train`: trains a run from Python, and leaves the process as it was."""
+"""`vitmnist.train`: trains a run from Python, and restores the state of the process."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ from vitmnist.tracking.result import Result
 from vitmnist.trainer import Trainer
 
 RUN_LOCK = threading.Lock()
-"""Held by the run that trains in this process. Two runs would draw from the same random generators."""
+"""The lock of the run that trains in this process. Two runs would draw from the same random generators."""
 
 
 def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> Result:
@@ -34,15 +34,15 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 
         result = vitmnist.train("data/loader=gpu_slice", epochs=3, data={"holdout": 0.1})
 
-    Random states, torch's deterministic flag, logging, signal handlers and the state of Hydra are
-    restored at the end. In the main thread, a signal stops the run after its step, and the run is saved. In another
-    thread, signals do not stop it.
+    Random states, torch's deterministic flag, logging, signal handlers and the state of Hydra are restored at the end.
+    In the main thread, a signal stops the run after the current step, and the run is saved. In another thread, signals
+    do not stop a run.
 
     Args:
-        overrides: arguments as typed after `train.py`: `KEY=VALUE` and `--config-dir=FOLDER`.
+        overrides: arguments of `train.py`: `KEY=VALUE` and `--config-dir=FOLDER`.
         folder: the folder of the run; by default a new folder in `outputs/runs`.
-        keys: values by key: numbers, text, paths, None, lists and dicts. A nested dict sets the keys of a section.
-            Other keys and groups are unpacked: `**{"data.loader.num_workers": 4, "data/augment": "shift"}`.
+        keys: values by key: numbers, text, paths, None, lists and dicts. A nested dict sets the keys of a section. Keys
+            that are not identifiers can be unpacked: `**{"data.loader.num_workers": 4, "data/augment": "shift"}`.
 
     Returns:
         The record of the run. With `resume`, a completed run is not trained again.
@@ -50,15 +50,15 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     Raises:
         ConfigError, DataError, TrainingError: as on the command line, with the same message.
         KeyboardInterrupt: Ctrl-C stopped the run. The message has its folder, and the call that resumes it.
-        TimeoutError: the run reached `max_minutes`. The message also says how to resume it.
+        TimeoutError: the run reached `max_minutes`. The message has its folder, and the call that resumes it.
         RunInterrupted: another signal, such as SIGTERM, stopped the run. `except Exception` does not catch it.
     """
     if is_distributed():
-        raise ConfigError("vitmnist.train: trains in one process; for several, start train.py with torchrun")
+        raise ConfigError("vitmnist.train: cannot train with several ranks; start train.py with torchrun")
     if not RUN_LOCK.acquire(blocking=False):
-        raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or start a process")
+        raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or use another process")
     try:
-        with preserved_process(), initialize_hydra():
+        with preserve_process_state(), initialize_hydra():
             argv = [*overrides, *to_overrides(keys)]
             if folder is not None:
                 argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
@@ -68,19 +68,20 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 
 
 def _train(argv: list[str]) -> Result:
-    """Train a run as `main` of the command line does, but raise exceptions, with its messages."""
+    """Train a run as `main` of vitmnist/cli/train.py does, but raise exceptions with the messages that it prints."""
     stop, run = StopSignal(), None
     try:
         with ExitStack() as resources:
-            for text in argv:
-                if text.startswith("-") and not text.startswith(("--config-dir", "-cd")):
-                    raise ConfigError(f"{text}: is for the command line; here, type KEY=VALUE or --config-dir=FOLDER")
+            for argument in argv:
+                if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
+                    advice = "pass KEY=VALUE or --config-dir=FOLDER"
+                    raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
             arguments = parse_arguments(argv)
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
                 raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
             run = configure_run(arguments, values, hydra_values, resources)
-            if run is None:  # The run is complete.
+            if run is None:  # The run is completed.
                 return Result.from_json(Path(hydra_values.run.dir).absolute() / "result.json")
             resources.enter_context(run_log(run.folder))
             result = train_run(Trainer, run, stop)
@@ -88,14 +89,14 @@ def _train(argv: list[str]) -> Result:
                 raise create_interruption(stop.reason)
             return result
     except (Exception, KeyboardInterrupt, RunInterrupted) as error:
-        described = _describe_error(error, stop, run.folder if run else None)
-        if described is error:
+        translated = _translate_error(error, stop, run.folder if run else None)
+        if translated is error:
             raise
-        raise described from error
+        raise translated from error
 
 
-def _describe_error(error: BaseException, stop: StopSignal, folder: Path | None) -> BaseException:
-    """Return the exception to raise; `folder` is None before the run is configured."""
+def _translate_error(error: BaseException, stop: StopSignal, folder: Path | None) -> BaseException:
+    """Return the exception that `train` raises; `folder` is None before the run is configured."""
     failure = classify_cli_error(error)
     if failure.status == "interrupted":
         hint = resume_hint(folder, f"vitmnist.train(resume={display_path(folder)!r})") if folder else ""
@@ -110,13 +111,13 @@ def _describe_error(error: BaseException, stop: StopSignal, folder: Path | None)
 
 
 @contextmanager
-def preserved_process() -> Iterator[None]:
-    """Restore on exit what a run changes in this process: random states, and flags and the device of torch."""
+def preserve_process_state() -> Iterator[None]:
+    """Restore the state of the process that a run changes: random states, and torch's flags and current device."""
     flags: Any = torch.utils.deterministic
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     is_filled = flags.fill_uninitialized_memory
-    # Before the first use of a GPU, its generator has this seed. Reading its state would occupy memory.
+    # Before the first use of a GPU, its generator has this seed. Reading its state would allocate memory on the GPU.
     seed, device, states = torch.initial_seed(), 0, []
     if torch.cuda.is_initialized():
         device, states = torch.cuda.current_device(), torch.cuda.get_rng_state_all()
@@ -134,7 +135,7 @@ def preserved_process() -> Iterator[None]:
 
 @contextmanager
 def run_log(folder: Path) -> Iterator[None]:
-    """Log to stdout and to `vitmnist.log` in the block, as the command line does, and to no handler of the program."""
+    """In the block, log to stdout and `vitmnist.log` as the command line does, but not to handlers of the caller."""
     logger = logging.getLogger("vitmnist")
     level, propagate = logger.level, logger.propagate
     screen, file = logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "vitmnist.log", encoding="utf-8")

@@ -16,7 +16,7 @@ PACKAGES = ("torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy"
 
 
 def describe_environment(device: torch.device) -> dict[str, Any]:
-    """Describe processor, GPU, versions and settings; unknown values are None."""
+    """Return processor, GPU, versions and settings; unknown values are None."""
     return {
         "host": platform.node(),
         "platform": platform.platform(),
@@ -33,7 +33,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Begin to measure peak memory. A sweep runs its jobs in one process, and each job has its own peak."""
+    """Start measuring peak memory anew, because a sweep runs its jobs in one process, and each job has its own peak."""
     reset_host_peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -35,11 +35,11 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     sizes = {parameter: parameter.numel() for parameter in step.model.parameters()}
     trained = sum(size for parameter, size in sizes.items() if parameter.requires_grad)
     total = sum(sizes.values())
-    trained_text = "" if trained == total else f", {trained:,} trained"
+    frozen_note = "" if trained == total else f", {trained:,} trained"
     loader_name = (result.auto or config.data.loader)["name"]
     options = "".join(f" with {key}={value}" for key, value in loader.resolved_options.items())
     ranks = f", divided among {world.size} processes" if world.size > 1 else ""
-    log.info("%s (%s parameters%s) on %s", config.model["name"], f"{total:,}", trained_text, dataset.name)
+    log.info("%s (%s parameters%s) on %s", config.model["name"], f"{total:,}", frozen_note, dataset.name)
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
     log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
@@ -48,7 +48,7 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
         log_expected_input(pretrained.architecture, step.model, size, dataset.train)
     if compile_s := step.execution.compile_s:
         action = "compilation" if step.execution.options.compile else "capturing the graph"
-        log.info("%s took %.1f s, which no epoch includes", action, compile_s)
+        log.info("%s took %.1f s, which are not part of an epoch", action, compile_s)
 
 
 def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
@@ -78,9 +78,9 @@ def log_test(test: Mapping[str, Any], best: int) -> None:
 
 def log_bottleneck(result: Result) -> None:
     """Log the bottleneck of training, with advice if there is any."""
-    if not (limit := find_bottleneck(result)):
+    if not (measured := find_bottleneck(result)):
         return
-    bottleneck, waiting_pct, steps = limit
+    bottleneck, waiting_pct, steps = measured
     epochs = " (median of the epochs after the first)" if len(result.epochs) > 1 else ""
     advice = ""
     if bottleneck is Bottleneck.LAUNCH:

@@ -17,19 +17,19 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.training.loop import Predictions
 
 BATCH_IMAGES, MISTAKES = 64, 16
-"""The largest numbers of training images and of mistakes to draw."""
+"""The maximum numbers of training images and of mistakes in an image."""
 TILE_WIDTH, CAPTION_HEIGHT, GAP = 180, 64, 10
 """The layout of the mistakes, in pixels."""
 CAPTION_LENGTH = 24
 """The number of characters that fit in the width of a tile."""
 LABELLED_CLASSES, CELL, MARGIN, FONT_SIZE = 30, 44, 130, 14
-"""The layout of a confusion matrix: up to how many classes it has text, and sizes in pixels."""
+"""The layout of a confusion matrix: the maximum number of classes with text, and sizes in pixels."""
 
 
 def draw_epoch_images(
     dataset: Dataset, sampler: EpochSampler, preprocess: Preprocess, predictions: Predictions, epoch: int
 ) -> dict[str, Image.Image]:
-    """Draw inputs of an epoch, the confusion matrix and any worst mistakes after it. Returns images by name."""
+    """Draw inputs of an epoch, and the confusion matrix and the worst mistakes after it; return the images by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
     classes = dataset.eval_split.classes
     images["confusion_matrix"] = draw_confusion(predictions.confusion_matrix(len(classes)), classes)
@@ -41,7 +41,7 @@ def draw_epoch_images(
 def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preprocess, epoch: int) -> Image.Image:
     """Draw the first images of an epoch as the model saw them, augmented.
 
-    The images are read by their indices, because another pass over the loader would disturb its iteration.
+    The images are read by index, because another pass over the loader would disturb its iteration.
     """
     size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
     indices = sampler.indices(epoch)[:size]
@@ -71,7 +71,7 @@ def draw_worst_mistakes(split: Split, predictions: Predictions) -> Image.Image |
 def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
     """Draw a confusion matrix, int64 `[classes, classes]`: a row for each true class, a column for each prediction.
 
-    A cell is darker the larger its share of the row. With up to `LABELLED_CLASSES`, it also has its count.
+    A larger share of the row is a darker cell. With up to `LABELLED_CLASSES` classes, cells also have their counts.
     """
     size, has_text = len(classes), len(classes) <= LABELLED_CLASSES
     shares = matrix / matrix.sum(dim=1, keepdim=True).clamp(min=1)
@@ -87,9 +87,9 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
         center, color = ((column + 0.5) * CELL, (row + 0.5) * CELL), "white" if shares[row, column] > 0.5 else "black"
         pen.text(center, str(int(matrix[row, column])), color, anchor="mm", font_size=FONT_SIZE - 2)
     for index, name in enumerate(classes):
-        text = escape_unprintable(name)[:15]
+        label = escape_unprintable(name)[:15]
         for strip, x, anchor in ((rows, MARGIN - 6, "rm"), (columns, 6, "lm")):
-            ImageDraw.Draw(strip).text((x, (index + 0.5) * CELL), text, "black", anchor=anchor, font_size=FONT_SIZE)
+            ImageDraw.Draw(strip).text((x, (index + 0.5) * CELL), label, "black", anchor=anchor, font_size=FONT_SIZE)
     picture.paste(cells, (MARGIN, MARGIN))
     picture.paste(rows, (0, MARGIN))
     picture.paste(columns.transpose(Image.Transpose.ROTATE_90), (MARGIN, 0))
@@ -98,7 +98,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
 
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
-    """Format the file name or index, the true class, and the predicted class and its probability, in four lines."""
+    """Format the file name or index, the true class, the predicted class, and its probability in four lines."""
     name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]

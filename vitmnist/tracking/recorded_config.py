@@ -21,12 +21,12 @@ from vitmnist.tracking.result import CONFIG_FILE
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     """Load the configuration of the last start of a run, and apply overrides.
 
-    Hydra's own overrides only locate the members of groups. An override of a group replaces its section, unless it
-    names the recorded member.
+    Overrides of Hydra's keys are used only to find the members of groups. An override of a group replaces its section,
+    unless it selects the recorded member.
 
     Raises:
-        ConfigError: the folder holds no run, its record is damaged, or an override cannot be used.
-        HydraException, OmegaConfBaseException: an override is wrong.
+        ConfigError: the folder holds no run, its record is damaged, or an override is not allowed when resuming.
+        HydraException, OmegaConfBaseException: an override is invalid.
     """
     config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
     hydra_overrides = [*filter(is_hydra_override, overrides)]
@@ -34,7 +34,7 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
     # Apply members of groups first, then members within other members, then keys.
     for change in sorted(changes, key=lambda item: (not is_group(item.key_or_group), item.package is not None)):
         _apply(config, change, hydra_overrides)
-    # Validation also refuses unknown keys.
+    # This also refuses unknown keys.
     return validate(Config, config)
 
 
@@ -42,7 +42,7 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(
-            f"{override.input_line}: cannot be typed with resume=; keys such as epochs=10 can, and data/loader=NAME"
+            f"{override.input_line}: cannot be combined with resume=; set keys such as epochs=10, or data/loader=NAME"
         )
     if not is_group(key):
         OmegaConf.update(config, key, value, merge=key != "lr_scale")
@@ -59,12 +59,12 @@ def _recorded_values(folder: Path) -> dict[str, object]:
     try:
         recorded = read_json_or_yaml(source)
         if not isinstance(recorded, dict):
-            raise UnreadableError("is not the configuration of a run")
+            raise UnreadableError("does not contain the configuration of a run")
         values = fill_defaults({key: value for key, value in recorded.items() if key != "hydra"})
         validate(Config, values)
     except FileNotFoundError as error:
         path = display_path(folder)
-        raise ConfigError(f"{path}: holds no run; name a folder such as outputs/runs/DATE/TIME-…") from error
+        raise ConfigError(f"{path}: holds no run; pass a folder such as outputs/runs/DATE/TIME-…") from error
     except (UnreadableError, ConfigError) as error:
         raise ConfigError(f"{display_path(source)}: {error}; restore the file, or start a new run") from error
     return values

@@ -45,8 +45,8 @@ OVERRIDES = Path(".hydra/overrides.yaml")
 class Result:
     """The folder of a run, and the content of its `result.json`; docs/records.md describes each key.
 
-    `status` is one of `FINAL_STATUSES`; it is failed until the run ends. `pandas.DataFrame(result.epochs)` is a table
-    with a row for each epoch.
+    Until the run ends, `status` is failed; then it is one of `FINAL_STATUSES`. `pandas.DataFrame(result.epochs)` is a
+    table with a row for each epoch.
     """
 
     folder: Path
@@ -81,12 +81,12 @@ class Result:
         return f"Result({', '.join([self.status, epochs, *accuracies, display_path(self.folder)])})"
 
     def load_model(self) -> Any:
-        """Load the trained model, as `vitmnist.load_model(result.folder)` does."""
+        """Load the trained model as `vitmnist.load_model(result.folder)` does."""
         return vitmnist.load_model(self.folder)
 
     @property
     def has_begun(self) -> bool:
-        """Whether training has begun. An earlier failure can leave no record."""
+        """Whether training has begun. A run that fails earlier can have no record."""
         return self.setup_s is not None
 
     @classmethod
@@ -99,7 +99,7 @@ class Result:
         """
         content = read_json_or_yaml(path)
         if not isinstance(content, dict) or content.get("status") not in FINAL_STATUSES:
-            raise UnreadableError("is not the result of a run")
+            raise UnreadableError("does not contain the result of a run")
         if (version := content.get("format", FORMAT)) != FORMAT:
             raise UnreadableError(f"has format {version}, and this version of vitmnist reads format {FORMAT}")
         names = [option.name for option in fields(cls) if option.name in content and option.name != "folder"]
@@ -118,7 +118,7 @@ class Result:
         write_atomic(self.folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
 
     def append_epoch(self) -> None:
-        """Append the last epoch to `epochs.csv`; raises `OSError`. Rewriting it would slow 1,000 epochs by half."""
+        """Append the last epoch to `epochs.csv`; raises `OSError`. In a long run, rewriting the file would be slow."""
         _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
         append_bytes(self.folder / "epochs.csv", row.encode())
 
@@ -141,7 +141,7 @@ def record_outcome(result: Result, config: Config, stop: StopSignal, world: Worl
     except BaseException as raised:
         error = world.find_first_failure(raised)
         if stop.reason and classify_error(error).cause == "worker":
-            # The signal that stops the run also stopped its workers.
+            # The signal that stops the run has also stopped its workers.
             error = create_interruption(stop.reason)
         record_failure(error, result, config, world)
         if error is raised:
@@ -166,5 +166,5 @@ def record_failure(error: BaseException, result: Result, config: Config, world: 
         if world.is_main:
             result.write()
     except OSError as write_error:
-        # A failed write must not hide the error that ended the run.
+        # Only log this error: it must not hide the error that ended the run.
         log.warning("cannot write the records: %s", classify_error(write_error).message)

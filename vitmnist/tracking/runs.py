@@ -48,7 +48,7 @@ class Run:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run has times to compare: it completed alone on the machine, and timed a steady epoch."""
+        """Whether the times of the run can be compared: it completed, alone on its machine, with a steady epoch."""
         epochs = self.result.epochs
         if self.result.status != "completed" or self.overlapping or len(epochs_since_last_start(epochs)) < 2:
             return False
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def status_text(self) -> str:
-        """The status, with the reason for a failure or for times that are not compared."""
+        """The status, with the reason for a failure, or remarks on why times or metrics are not compared."""
         if self.result.status != "completed":
             return f"{self.result.status}: {self.result.error}" if self.result.error else self.result.status
         remarks = {
@@ -107,7 +107,7 @@ class Run:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Find the folders of all runs in or below some folders: each once, in the order of job numbers.
+    """Find the folders of all runs in or below some folders, each once, in the order of job numbers.
 
     Raises:
         DataError: a folder does not exist, or contains no runs.
@@ -116,8 +116,8 @@ def find_runs(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}
         if not runs:
-            problem = "contains no runs" if folder.is_dir() else "no such folder"
-            raise DataError(f"{folder}: {problem}; name a folder such as outputs/sweeps/DATE/TIME")
+            problem = "contains no runs" if folder.is_dir() else "there is no such folder"
+            raise DataError(f"{folder}: {problem}; pass a folder such as outputs/sweeps/DATE/TIME")
         for run in sorted(runs, key=_natural_key):
             by_path.setdefault(run.resolve(), run)
     return list(by_path.values())
@@ -144,8 +144,8 @@ def read_run(folder: Path) -> Run:
 
 
 def _active_times(folder: Path) -> tuple[float, float]:
-    """Return when a run began and last wrote, by its file times, in seconds since 1970; 0 without a folder."""
-    # Each start writes the configuration.
+    """Return when a run began and last wrote a file, in seconds since 1970; 0 without a folder."""
+    # The configuration is written at each start.
     files = (path for path in (folder / CONFIG_FILE, folder, *folder.glob("*")) if path.exists())
     times = [path.stat().st_mtime for path in files] or [0.0]
     return times[0], max(times)
