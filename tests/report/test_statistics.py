@@ -6,7 +6,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from vitmnist.report.statistics import Difference, PairwiseComparison, T
+from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison, T
 
 
 def simulated(random: np.random.Generator, configurations: int, rounds: int, noise: list[float]) -> np.ndarray:
@@ -22,7 +22,7 @@ def simulated(random: np.random.Generator, configurations: int, rounds: int, noi
     return log_times
 
 
-def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], Difference]:
+def compare_all(times: Mapping[T, Mapping[str, float]]) -> dict[tuple[T, T], ConfidenceInterval]:
     """The ratio of each pair that has a round in common."""
     ratios = PairwiseComparison(times, as_ratios=True)
     return {pair: ratio for pair in permutations(times, 2) if (ratio := ratios.compare(*pair))}

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.statistics import Difference, PairwiseComparison
+from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import Run
@@ -137,7 +137,7 @@ class Comparison:
         times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
-    def ratio(self, row: ReportRow, other: ReportRow | None = None) -> Difference | None:
+    def ratio(self, row: ReportRow, other: ReportRow | None = None) -> ConfidenceInterval | None:
         """The epoch time of a row divided by the epoch time of another row, by default the fastest.
 
         None if the rows are the same, or have fewer than three rounds in common.

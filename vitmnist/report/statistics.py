@@ -21,12 +21,12 @@ MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Difference:
-    """The difference or the ratio of the values of two configurations.
+class ConfidenceInterval:
+    """An estimate of how much two configurations differ, with its simultaneous 95% interval.
 
     Args:
-        mean: the mean over the rounds or seeds that both configurations have; the geometric mean, for a ratio.
-        low, high: the simultaneous 95% interval.
+        mean: the mean difference over the rounds or seeds that both configurations have, or the geometric mean ratio.
+        low, high: the interval.
     """
 
     mean: float
@@ -78,7 +78,7 @@ class PairwiseComparison(Generic[T]):
         rounds = [name for configuration in compared for name in values[configuration]]
         self._residual_freedom = len(rounds) - len(set(rounds)) - len(compared) + 1
 
-    def compare(self, first: T, second: T) -> Difference | None:
+    def compare(self, first: T, second: T) -> ConfidenceInterval | None:
         """Compare two configurations; None if they are the same, or have too few rounds or seeds in common."""
         deltas = self._deltas(first, second)
         count = len(deltas)
@@ -89,7 +89,7 @@ class PairwiseComparison(Generic[T]):
         pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
         quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)
         mean, margin = fmean(deltas), quantile * math.sqrt(pooled_variance / count)
-        return Difference(self._inverse(mean), self._inverse(mean - margin), self._inverse(mean + margin))
+        return ConfidenceInterval(self._inverse(mean), self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:
         minuends, subtrahends = self._values.get(first, {}), self._values.get(second, {})
