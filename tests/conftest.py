@@ -58,6 +58,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         skip_without(*marker.args)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest tests: those that have a time limit of their own."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
 def pytest_collection_finish() -> None:
     """Exempt imported objects from garbage collection, because each run in this process collects twice."""
     gc.freeze()

@@ -49,7 +49,7 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 
 @pytest.mark.slow  # each job imports torch
-@pytest.mark.parametrize(("signum", "jobs"), [(SIGKILL, SEARCH), (signal.SIGINT, JOBS), (signal.SIGTERM, JOBS)])
+@pytest.mark.parametrize(("signum", "jobs"), [(SIGKILL, SEARCH), (signal.SIGTERM, JOBS)])
 def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
     signum: int, jobs: list[str], tiny_root: Path, tmp_path: Path
 ) -> None:

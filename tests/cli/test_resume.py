@@ -42,7 +42,7 @@ def whole(quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "kills"),
-    [("disk", 3), pytest.param("ram", 6, marks=pytest.mark.slow), pytest.param("prefetch", 6, marks=pytest.mark.slow)],
+    [("disk", 3), pytest.param("ram", 4, marks=pytest.mark.slow), pytest.param("prefetch", 4, marks=pytest.mark.slow)],
 )
 def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path) -> None:
     """By SIGKILL, at random moments: while it starts, between steps, within a save. No save changes anything."""

@@ -245,6 +245,14 @@ def test_an_option_in_a_list_of_members_has_a_column_and_keys_with_equal_last_pa
     assert [list(row)[:3] for row in table_of(tmp_path)] == 2 * [["model.width", "data.width", "pixels"]]
 
 
+def test_configurations_that_are_equal_after_rounding_are_two(tmp_path: Path) -> None:
+    for index, accuracy in enumerate((95.0, 90.0)):
+        epochs = [epoch(2.0, eval_acc=accuracy)] * 2
+        run(tmp_path / str(index), config={"lr": 0.0014462662489 + index * 1e-9}, epochs=epochs)
+    best, *_ = summarize_comparison(the_only(tmp_path))
+    assert best.startswith("Highest test accuracy: lr=0.00145, 95.00%.")
+
+
 def test_numbers_are_rounded_in_the_table_but_not_in_the_csv(tmp_path: Path) -> None:
     run(tmp_path / "0", config={"lr": 0.0014462662489})
     run(tmp_path / "1", config={"lr": 0.003})

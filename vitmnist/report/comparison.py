@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from vitmnist.config.schema import find_keys, flatten_keys, format_value, is_ignored_in_comparison, is_under
+from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import Difference, PairwiseComparison
 from vitmnist.timing.table import Spread
@@ -58,7 +58,7 @@ class ReportRow:
         return text.removeprefix(f"{self.names.get(LOADER)}=")
 
     def _format(self, keys: Iterable[str]) -> str:
-        return " ".join(f"{self.names[key]}={format_value(self.values[key])}" for key in keys)
+        return " ".join(f"{self.names[key]}={self.values[key]}" for key in keys)
 
     @cached_property
     def rounds(self) -> dict[str, list[Run]]:

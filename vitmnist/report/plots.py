@@ -1,7 +1,7 @@
 """Draws the panels of a report: the quality, the time and the loss curves of the configurations."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from PIL import Image
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
 from vitmnist.report.comparison import LOADER, Comparison, ReportRow
-from vitmnist.report.summary import format_quality
+from vitmnist.report.summary import format_quality, round_floats
 from vitmnist.timing.table import format_seconds
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
@@ -101,7 +101,7 @@ def _draw_quality(comparison: Comparison) -> Figure:
         legend.append(Line2D([], [], label="median, as printed", **tick))
     title = _capitalize(comparison.title(metric))
     figure, axes = _create_panel(title, legend, ROW_HEIGHT * len(groups))
-    _label_rows(axes, {label: format_quality(metric, median(values.values())) for label, values in groups})
+    _label_rows(axes, [(label, format_quality(metric, median(values.values()))) for label, values in groups])
     for position, (_, values) in enumerate(groups):
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         axes.plot([*values.values()], [position] * len(values), **dot)
@@ -117,8 +117,8 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     ratios = [comparison.ratio(row) for row in rows]
     texts = [f", {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else "" for ratio in ratios]
     times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
-    ends = [time + text for time, text in zip(times, texts, strict=True)]
-    _label_rows(axes, dict(zip((row.label or "all runs" for row in rows), ends, strict=True)))
+    labels = [row.label or "all runs" for row in rows]
+    _label_rows(axes, [(label, time + text) for label, time, text in zip(labels, times, texts, strict=True)])
     loaders = [*dict.fromkeys(row.values.get(LOADER) for row in comparison.rows)]
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row, COLOURS[loaders.index(row.values.get(LOADER)) % len(COLOURS)])
@@ -181,10 +181,10 @@ def _create_panel(
     return figure, axes
 
 
-def _label_rows(axes: Axes, texts: Mapping[str, str]) -> None:
+def _label_rows(axes: Axes, texts: Sequence[tuple[str, str]]) -> None:
     """Write the label of each row, and its text at the right end, above the place for its values."""
     style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-    for position, (label, text) in enumerate(texts.items()):
+    for position, (label, text) in enumerate(texts):
         axes.text(0, position - 0.24, _shorten(label, LINE_LENGTH - 3 - len(text)), ha="left", **style)
         axes.text(1, position - 0.24, text, ha="right", **style)
     axes.spines.left.set_visible(False)
@@ -192,5 +192,5 @@ def _label_rows(axes: Axes, texts: Mapping[str, str]) -> None:
 
 
 def _shorten(text: str, length: int) -> str:
-    text = escape_unprintable(text)
+    text = escape_unprintable(round_floats(text))
     return text if len(text) <= length else f"{text[: length - 1]}…"

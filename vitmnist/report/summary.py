@@ -3,6 +3,7 @@
 A sentence spells out the overrides of at most one configuration; the table has the others.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median, stdev
@@ -22,7 +23,12 @@ NO_RATIO = "Fewer than three rounds do not show the noise of times; set repeats=
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
     sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
-    return [*filter(None, sentences)]
+    return [*map(round_floats, filter(None, sentences))]
+
+
+def round_floats(text: str) -> str:
+    """Round long floats of the configuration to three significant digits; two labels can then be equal."""
+    return re.sub(r"\d+\.\d{6,}(e-\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
 def format_quality(metric: EpochMetric, value: float) -> str:
