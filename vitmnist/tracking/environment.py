@@ -33,7 +33,7 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start measuring peak memory anew, because a sweep runs its jobs in one process, and each job has its own peak."""
+    """Reset the peak memory of host and GPU, because a sweep runs its jobs in one process."""
     reset_host_peak()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
