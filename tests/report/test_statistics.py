@@ -35,13 +35,13 @@ def named_pairs(log_times: np.ndarray) -> set[tuple[int, int]]:
     return {pair for pair, factor in ratios.items() if factor.is_clear}
 
 
-EQUAL, ONE_NOISY = [0.02] * 12, [0.12, *[0.02] * 11]
-TWO_NOISY = [0.3, 0.1, *[0.01] * 6]
+EQUAL, NOISY = [0.02] * 12, [0.12, *[0.02] * 11]
+VERY_NOISY = [0.3, 0.1, *[0.01] * 6]
 
 
 @pytest.mark.parametrize(
     ("noise", "rounds"),
-    [(EQUAL[:2], 3), (EQUAL[:3], 8), (EQUAL, 3), (ONE_NOISY[:2], 3), (ONE_NOISY[:3], 8), (ONE_NOISY, 3), (TWO_NOISY, 3)],
+    [(EQUAL[:2], 3), (EQUAL[:3], 8), (EQUAL, 3), (NOISY[:2], 3), (NOISY[:3], 8), (NOISY, 3), (VERY_NOISY, 3)],
 )
 def test_of_equal_configurations_about_one_report_in_20_names_any(noise: list[float], rounds: int) -> None:
     """This holds even if some configurations are much noisier than the others."""
