@@ -65,7 +65,7 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
     longest = max(time.high for by_loader in times.values() for time in by_loader.values())
     with rc_context({"hatch.linewidth": 1.5, "font.size": 13.5, "text.color": text}):
         figure = Figure(figsize=(12, 4.5), facecolor=BACKGROUNDS[theme])
-        titles, whiskers = [], {"color": text, "linewidth": 1.2, "capsize": 4}
+        titles = []
         for number, (size, by_loader) in enumerate(times.items()):
             axes = figure.add_axes((0.145 + number * 0.86 / len(times), 0.15, 0.8 / len(times), 0.58))
             axes.text(0, -0.8, f"batch size {size}", va="center", weight="bold")
@@ -76,7 +76,7 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
                 axes.barh(position, waiting, 0.66, facecolor="none", edgecolor=colour, hatch="///")
                 axes.barh(position, time.seconds - waiting, 0.66, left=waiting, color=colour, edgecolor=colour)
                 reach = [[time.seconds - time.low], [time.high - time.seconds]]
-                axes.errorbar(time.seconds, position, xerr=reach, **whiskers)
+                axes.errorbar(time.seconds, position, xerr=reach, color=text, linewidth=1.2, capsize=4)
                 end, weight = f"{format_seconds(time.seconds)} s", "normal"
                 if loader == slowest:
                     ratio, weight = printed_ratio(time.seconds, by_loader[fastest].seconds), "bold"
