@@ -103,12 +103,14 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     table.write_text("\n".join(["file,label,fold", *rows]))
 
     def load(**options: Any) -> Dataset:
-        options = {"path": str(tmp_path), "labels": str(table), "test_share": 0, **options}
+        options = {"path": str(tmp_path), "labels": str(table), **options}
         return load_dataset("image_folder", root=str(tmp_path / "cache"), **options)
 
     part = divide(load(), fold=2)
     assert sorted(part.validation.files.names) == ["cat/1.png", "cat/4.png", "dog/1.png", "dog/4.png"]
     assert len(part.train) == 8
+    assert part.test is None  # The images of a fold belong together, so none are drawn for a test split.
+    assert len(load(columns={"fold": None}).test) == 2
     with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
         divide(load(), fold=0)
     assert len(divide(load(), folds=2, fold=0).validation) == 6

@@ -73,10 +73,14 @@ class PairwiseComparison(Generic[T]):
                 self._squares[name] += squares
                 self._freedoms[name] += len(deltas) - 1
         self._level = 1 - ERROR_RATE / 2 / max(len(pairs), 1)
-        # The residual degrees of freedom of a two-way layout: configurations by rounds.
+        # The residual degrees of freedom of a two-way layout, configurations by rounds. Satterthwaite's approximation
+        # (Biometrics Bulletin 2, 1946) lowers them if a few configurations are much noisier than the others.
         compared = {configuration for pair in pairs for configuration in pair}
         rounds = [name for configuration in compared for name in values[configuration]]
-        self._residual_freedom = len(rounds) - len(set(rounds)) - len(compared) + 1
+        variances = [self._squares[name] / self._freedoms[name] for name in compared]
+        self._residual_freedom = float(len(rounds) - len(set(rounds)) - len(compared) + 1)
+        if any(variances):
+            self._residual_freedom *= fmean(variances) ** 2 / fmean(variance**2 for variance in variances)
 
     def compare(self, first: T, second: T) -> ConfidenceInterval | None:
         """Compare two configurations; None if they are the same, or have too few rounds or seeds in common."""

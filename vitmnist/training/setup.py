@@ -59,7 +59,8 @@ def read_dataset(config: Config, world: World) -> Dataset:
     if config.limit_batches:
         dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
     if dataset.eval_split_name == "train":
-        raise ConfigError(f"{dataset.name}: has neither validation nor test images; set data.holdout=0.1")
+        advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
+        raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
     follows_monitor = SCHEDULES.resolve_options(config.schedule, ScheduleOptions).follows_monitor
     if (config.patience or follows_monitor) and dataset.validation is None:

@@ -80,8 +80,16 @@ def test_the_size_is_a_number_or_height_and_width(folder: Path, size: object) ->
     check_loaders(train)
 
 
-def test_images_are_in_colour_if_any_of_the_first_hundred_is(folder: Path) -> None:
+def test_images_are_in_colour_if_any_of_a_hundred_of_the_splits_is(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Grey images in RGB files have no colours, whichever their format. An unreadable image does not count."""
+    for number in range(400):
+        draw(folder / "masks" / f"{number}.png", number, mode="L", size=(2, 2))
+    (folder / "labels.csv").write_text("file,label,by\ncat/0.png,cat,me\ncat/1.png,cat,me\ndog/0.png,dog,me\n")
+    assert load(folder, labels=str(folder / "labels.csv"), test_share=0).train.images.shape[1] == 3
+    assert caplog.text.count("columns that are not used: 'by'") == 1
+    shutil.rmtree(folder / "masks")
     for path in folder.glob("*/*.png"):
         draw(path.with_suffix(".jpg"), int(path.stem), mode="L")
         with Image.open(path.with_suffix(".jpg")) as image:

@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -23,10 +23,9 @@ from vitmnist.data.channel_statistics import compute_mean_and_std, compute_stati
 from vitmnist.data.datasets.base import Dataset, FileReader, ImageFiles, SizeOptions, Split
 from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
 from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
-from vitmnist.errors import ConfigError, DataError, join_names
+from vitmnist.errors import ConfigError, DataError, UserError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, create_decoder_context
-from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
@@ -45,50 +44,6 @@ MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
-
-
-@dataclass
-class DecodingOptions(SizeOptions):
-    """How encoded images become pixels. A subclass lists the images."""
-
-    path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
-    size: Any = config_field(28, at_least=1)
-    mode: ColorMode = ColorMode.auto
-    resize: ResizeMode = ResizeMode.stretch
-    test_share: float = config_field(0.2, at_least=0, below=1)
-    skip_unreadable: bool = False
-    draft: bool = True
-    max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
-    # The bounds admit any float32.
-    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """`[C, H, W]` of the images."""
-        return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
-
-    @property
-    def reader(self) -> ImageReader:
-        """The reader that turns a file into pixels."""
-        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
-        return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
-
-    def resolve_auto(self) -> dict[str, Any]:
-        """Return the value for `mode: auto`: rgb if any of the first hundred images has colours, else grey."""
-        if self.mode != ColorMode.auto:
-            return {}
-        folder = expand_home(self.path)
-        read, names = self.list_images(folder)
-        for name in sort_by_hash(names)[:PROBED_IMAGES]:
-            with suppress(DataError):  # It is reported when all images are decoded.
-                pixels = np.asarray(read(folder / name))
-                if (pixels != pixels[:, :, :1]).any():
-                    return {"mode": "rgb"}
-        return {"mode": "grey"}
-
-    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[str]]:
-        """Return a function that reads images, and the paths of all images relative to `folder`."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -132,21 +87,87 @@ class EncodedImages:
         return classes
 
 
-def decode_dataset(options: DecodingOptions, root: Path, encoded: EncodedImages) -> Dataset:
+@dataclass
+class DecodingOptions(SizeOptions):
+    """How encoded images become pixels. A subclass lists the images."""
+
+    path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
+    size: Any = config_field(28, at_least=1)
+    mode: ColorMode = ColorMode.auto
+    resize: ResizeMode = ResizeMode.stretch
+    test_share: float = config_field(0.2, at_least=0, below=1)
+    skip_unreadable: bool = False
+    draft: bool = True
+    max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
+    # The bounds admit any float32.
+    range_32_bit: tuple[float, float] | None = config_field(None, is_range=True, at_least=-3.5e38, at_most=3.5e38)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """`[C, H, W]` of the images."""
+        return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
+
+    @property
+    def reader(self) -> ImageReader:
+        """The reader that turns a file into pixels."""
+        values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
+        return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
+
+    def resolve_auto(self) -> dict[str, Any]:
+        """Return the value for `mode: auto`: rgb if any of a hundred images of the splits has colours, else grey."""
+        if self.mode != ColorMode.auto:
+            return {}
+        try:
+            with _silence_warnings():
+                encoded = self.list_images()
+        except (UserError, OSError):
+            return {"mode": "grey"}  # The error is raised again when the dataset is built.
+        for name in sort_by_hash(chain.from_iterable(encoded.splits.values()))[:PROBED_IMAGES]:
+            with suppress(DataError):  # It is reported when all images are decoded.
+                pixels = np.asarray(encoded.read(encoded.folder / name))
+                if (pixels != pixels[:, :, :1]).any():
+                    return {"mode": "rgb"}
+        return {"mode": "grey"}
+
+    def list_images(self) -> EncodedImages:
+        """List the images of each split, and log what is left out.
+
+        Raises:
+            ConfigError, DataError: there is no such folder, or its splits, classes or labels are unclear.
+        """
+        raise NotImplementedError
+
+
+@contextmanager
+def _silence_warnings() -> Iterator[None]:
+    """Log only errors of the package of datasets: images are listed twice, and warnings should appear once."""
+    package = logging.getLogger("vitmnist.data")
+    level = package.level
+    package.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        package.setLevel(level)
+
+
+def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     """Decode the images of all splits once into `root`, and make a dataset of them.
 
     Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
-    images are added. If only a training split exists, the first `test_share` of each class become the test split.
+    images are added. If only a training split exists, the first `test_share` of each class become the test split,
+    unless the images have folds: images of one fold, such as those of a patient, must not be on both sides.
 
     Raises:
-        ConfigError: a size is larger than its split.
+        ConfigError: there is no such folder, or a size is larger than its split.
         DataError: there are too few classes or images, or images are unreadable and `skip_unreadable` is false.
         OutOfSpaceError: the disk of `root` has too little room for the decoded images.
     """
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
+    options = replace(options, **options.resolve_auto())
+    encoded = options.list_images()
     splits = {split: {name: images[name] for name in sort_by_hash(images)} for split, images in encoded.splits.items()}
-    if len(splits) == 1 and options.test_share:
+    if len(splits) == 1 and options.test_share and not encoded.folds:
         splits = _divide_classes(splits["train"], options.test_share)
     encoded = replace(encoded, splits=splits)
     # Refuse classes and sizes before anything is decoded.

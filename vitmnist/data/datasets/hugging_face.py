@@ -1,14 +1,14 @@
 """Images of a Hugging Face dataset, read by its package `datasets` from a folder or a Parquet file."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitmnist.config.validation import section
-from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader
+from vitmnist.data.datasets.base import DATASETS, Dataset
 from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
 from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
@@ -32,9 +32,10 @@ class HuggingFaceOptions(DecodingOptions):
 
     columns: FeatureNames = section(FeatureNames, may_change=True)
 
-    def list_images(self, folder: Path) -> tuple[FileReader, Sequence[str]]:
+    def list_images(self) -> EncodedImages:
+        folder = expand_home(self.path).absolute()
         read, splits = open_rows(self, folder)
-        return read, [name for images in splits.values() for name in images]
+        return EncodedImages(folder, splits, read, list_files(folder) if folder.is_dir() else [folder])
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,7 @@ def hugging_face(options: HuggingFaceOptions, root: Path) -> Dataset:
         MissingExtraError: the package `datasets` is not installed.
         ConfigError, DataError, OutOfSpaceError: as `open_rows` and `decode_dataset`.
     """
-    folder = expand_home(options.path).absolute()
-    options = replace(options, **options.resolve_auto())
-    read, splits = open_rows(options, folder)
-    containers = list_files(folder) if folder.is_dir() else [folder]
-    return decode_dataset(options, root, EncodedImages(folder, splits, read, containers))
+    return decode_dataset(options, root)
 
 
 def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassOfImage]]:
