@@ -36,7 +36,7 @@ class ScheduleState:
     monitored: Sequence[float | None]
 
 
-SCHEDULES: Registry[float] = Registry("schedule", __package__)
+SCHEDULES: Registry[[ScheduleState], float] = Registry("schedule", __package__)
 """Functions of (options, state) that return the factor of the learning rate; options derive from `ScheduleOptions`."""
 
 
