@@ -57,7 +57,7 @@ def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> 
     texts = [text.get_text() for axes in figure.axes for text in axes.texts]
     ends = [text.replace("×", "").split(" s") for text in texts if " s" in text and text[0].isdigit()]
     assert [float(seconds) for seconds, _ in ends] == pytest.approx(
-        [seconds for loaders in times.values() for seconds, _ in loaders.values()], rel=0.005
+        [time.seconds for loaders in times.values() for time in loaders.values()], rel=0.005
     )
     (caption,) = (line for line in (REPOSITORY / "README.md").read_text().splitlines() if "<picture>" in line)
     for first in (0, 4):

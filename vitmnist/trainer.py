@@ -195,8 +195,8 @@ class Trainer:
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
-        monitored_values = partial(self.monitor.values, self.result.epochs)
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler), monitored_values)
+        get_history = partial(self.monitor.history, self.result.epochs)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         return TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)

@@ -7,6 +7,7 @@ import csv
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -20,13 +21,26 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
 # The sweep is `SWEEP` in benchmarks/all.py.
 SUBTITLE = "Seconds per epoch of a CNN on 6,000 MNIST images, evaluation included"
 CAPTION = (
-    "Median of three runs on two CPU cores. ×: the seconds shown, divided by the lowest at this batch size.\n"
-    "Waiting below 1% of the epoch is not drawn."
+    "Bars: median of three runs on two CPU cores; whiskers: their range. ×: relative to the fastest at a batch size.\n"
+    "The two worker processes of disk share the cores with training."
 )
+LABELS = {"gpu_slice": "gpu_slice (host\nmemory here)"}
+"""The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""
 MIN_SHARE = 0.01
 """A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
-Times = dict[str, tuple[float, float]]
-"""The median seconds of an epoch and of its waiting, by loader."""
+
+
+class Time(NamedTuple):
+    """The median and the range of the seconds of an epoch, and the median of its waiting."""
+
+    seconds: float
+    low: float
+    high: float
+    waiting: float
+
+
+Times = dict[str, Time]
+"""The times of an epoch, by loader."""
 
 
 def read_times(table: Path) -> dict[str, Times]:
@@ -34,8 +48,9 @@ def read_times(table: Path) -> dict[str, Times]:
     times: dict[str, Times] = defaultdict(dict)
     with table.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            times[row["batch_size"]][row["data/loader"]] = float(row["epoch_s"]), float(row["data_wait_s"])
-    loaders = sorted(times[row["batch_size"]], key=lambda loader: sum(times[size][loader][0] for size in times))
+            columns = ("epoch_s", "epoch_s_low", "epoch_s_high", "data_wait_s")
+            times[row["batch_size"]][row["data/loader"]] = Time(*(float(row[column]) for column in columns))
+    loaders = sorted(times[row["batch_size"]], key=lambda loader: sum(times[size][loader].seconds for size in times))
     return {size: {loader: times[size][loader] for loader in loaders} for size in sorted(times, key=int)}
 
 
@@ -47,34 +62,38 @@ def printed_ratio(seconds: float, fastest: float) -> str:
 def draw(times: dict[str, Times], theme: str) -> Figure:
     """Draw a panel for each batch size, with the same rows and the same scale."""
     text, slow, other = THEMES[theme]
-    longest = max(seconds for by_loader in times.values() for seconds, _ in by_loader.values())
+    longest = max(time.high for by_loader in times.values() for time in by_loader.values())
     with rc_context({"hatch.linewidth": 1.5, "font.size": 13.5, "text.color": text}):
-        figure = Figure(figsize=(12, 4.2), facecolor=BACKGROUNDS[theme])
+        figure = Figure(figsize=(12, 4.5), facecolor=BACKGROUNDS[theme])
         titles = []
         for number, (size, by_loader) in enumerate(times.items()):
-            axes = figure.add_axes((0.145 + number * 0.86 / len(times), 0.19, 0.8 / len(times), 0.61))
+            axes = figure.add_axes((0.145 + number * 0.86 / len(times), 0.15, 0.8 / len(times), 0.58))
             axes.text(0, -0.8, f"batch size {size}", va="center", weight="bold")
-            (fastest, _), (slowest, _) = min(by_loader.values()), max(by_loader.values())
-            for position, (loader, (seconds, waiting)) in enumerate(by_loader.items()):
-                is_slowest, drawn = seconds == slowest, waiting * (waiting >= MIN_SHARE * seconds)
-                colour = slow if is_slowest else other
-                axes.barh(position, drawn, 0.66, facecolor="none", edgecolor=colour, hatch="///")
-                axes.barh(position, seconds - drawn, 0.66, left=drawn, color=colour, edgecolor=colour)
-                end, weight = f"{format_seconds(seconds)} s", "normal"
-                if is_slowest:
-                    ratio, weight = printed_ratio(seconds, fastest), "bold"
+            fastest, slowest = min(by_loader, key=by_loader.__getitem__), max(by_loader, key=by_loader.__getitem__)
+            for position, (loader, time) in enumerate(by_loader.items()):
+                waiting = time.waiting * (time.waiting >= MIN_SHARE * time.seconds)
+                colour = slow if loader == slowest else other
+                axes.barh(position, waiting, 0.66, facecolor="none", edgecolor=colour, hatch="///")
+                axes.barh(position, time.seconds - waiting, 0.66, left=waiting, color=colour, edgecolor=colour)
+                reach = [[time.seconds - time.low], [time.high - time.seconds]]
+                axes.errorbar(time.seconds, position, xerr=reach, color=text, linewidth=1.2, capsize=4)
+                end, weight = f"{format_seconds(time.seconds)} s", "normal"
+                if loader == slowest:
+                    ratio, weight = printed_ratio(time.seconds, by_loader[fastest].seconds), "bold"
                     end += f"  {ratio}×"
-                    titles.append(f"At batch size {size}, {loader} takes {ratio} times as long as data in memory")
-                axes.text(seconds + 0.02 * longest, position, end, va="center", weight=weight)
+                    titles.append(f"At batch size {size}, {loader} takes {ratio} times as long as {fastest}")
+                axes.text(time.high + 0.02 * longest, position, end, va="center", weight=weight)
                 if not number:
-                    axes.text(-0.03 * longest, position, loader, ha="right", va="center")
-            axes.set(xlim=(0, 1.37 * longest), ylim=(len(by_loader) - 0.4, -1.2))
+                    label = LABELS.get(loader, loader)
+                    axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1.1)
+            axes.set(xlim=(0, 1.4 * longest), ylim=(len(by_loader) - 0.4, -1.2))
             axes.axis("off")
-        figure.text(0.012, 0.915, titles[0], fontsize=18, weight="bold")
-        figure.text(0.012, 0.84, SUBTITLE)
-        figure.text(0.012, 0.04, CAPTION, fontsize=12, linespacing=1.5)
-        waiting_key = Patch(fill=False, hatch="////", edgecolor=slow, label="waiting for data")
-        figure.legend(handles=[waiting_key], loc="center right", bbox_to_anchor=(0.99, 0.855), frameon=False)
+        figure.text(0.012, 0.92, titles[0], fontsize=18, weight="bold")
+        figure.text(0.012, 0.85, SUBTITLE)
+        figure.text(0.012, 0.04, CAPTION, fontsize=12)
+        keys = [Patch(fill=False, hatch="////", edgecolor=other, label="waiting for data")]
+        keys.append(Patch(color=other, label="training and evaluation"))
+        figure.legend(handles=keys, ncols=2, loc="center left", bbox_to_anchor=(0.003, 0.79), frameon=False)
     return figure
 
 
