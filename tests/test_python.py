@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.version import VersionBase
+from omegaconf import OmegaConf
 
 import vitmnist
 from tests.conftest import (
@@ -207,15 +208,17 @@ def test_keywords_become_overrides() -> None:
     "value",
     [
         *("", "null", "true", "1e3", "1_000", "a,b", "choice(1,2)", "it's", "[a]", "a\\", "é", "ø/x"),
+        *("a ${b}", "${b}", r"\${b}", r"a\\${it's} ${", r"\b"),
         *(1e-05, 1e16, -3, True, [[]], [None, "3"], [{"a b": 1, r"(a)\d,[b]:{c}=": 2}]),
     ],
     ids=repr,
 )
 def test_a_value_arrives_as_it_is(value: object) -> None:
     (override,) = to_overrides({"key": value})
-    parsed = OverridesParser.create().parse_override(override)
-    assert parsed.value() == value
-    assert type(parsed.value()) is type(value)
+    parsed = OmegaConf.create({"key": OverridesParser.create().parse_override(override).value()})
+    arrived = OmegaConf.to_container(parsed, resolve=True)["key"]
+    assert arrived == value
+    assert type(arrived) is type(value)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from vitmnist.errors import ConfigError, format_error, suggest_names
 
@@ -21,9 +21,11 @@ ENTRY_POINT_GROUP = "vitmnist.members"
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 Built = TypeVar("Built")
-Builder = TypeVar("Builder", bound=Callable[..., object])
 Options = TypeVar("Options")
+Builder = Callable[Concatenate[Any, P], Built]
+"""A class or function that builds a member from its options and further arguments."""
 
 
 @dataclass
@@ -31,10 +33,11 @@ class NoOptions:
     """The options class of members without options."""
 
 
-class Registry(Generic[Built]):
+class Registry(Generic[P, Built]):
     """Functions and classes by name, which modules of a package and of installed packages register.
 
     A configuration selects a member of a group by `name`; no value of a configuration is ever imported.
+    `Registry[[A, B], C]` has members that build a C from (options, A, B).
 
     Args:
         group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.
@@ -43,9 +46,9 @@ class Registry(Generic[Built]):
 
     def __init__(self, group: str, package: str) -> None:
         self.group, self.package = group, package
-        self._registered: dict[str, tuple[Any, Callable[..., Built]]] = {}
+        self._registered: dict[str, tuple[Any, Builder[P, Built]]] = {}
 
-    def register(self, name: str, declaration: Any = NoOptions) -> Callable[[Builder], Builder]:
+    def register(self, name: str, declaration: Any = NoOptions) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
 
         Args:
@@ -53,22 +56,22 @@ class Registry(Generic[Built]):
                 its description.
         """
 
-        def decorate(builder: Builder) -> Builder:
+        def decorate(builder: Builder[P, Built]) -> Builder[P, Built]:
             registered = self._registered.get(name)
             # The same definition may register again: in a notebook, or in a module whose first import failed.
             if registered and _definition(registered[1]) != _definition(builder):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._registered[name] = (declaration, cast(Callable[..., Built], builder))
+            self._registered[name] = (declaration, builder)
             return builder
 
         return decorate
 
-    def import_package(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
+    def import_package(self) -> dict[str, tuple[Any, Builder[P, Built]]]:
         """Import the modules of the package; return the members registered so far by name."""
         import_members(self.package)
         return self._registered
 
-    def import_all(self) -> dict[str, tuple[Any, Callable[..., Built]]]:
+    def import_all(self) -> dict[str, tuple[Any, Builder[P, Built]]]:
         """Import the modules of the package and of installed packages; return the members by name, sorted."""
         import_installed()
         return dict(sorted(self.import_package().items()))
@@ -76,16 +79,16 @@ class Registry(Generic[Built]):
     def names(self) -> list[str]:
         return list(self.import_all())
 
-    def with_defaults(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the defaults of missing options; values with an unknown name are returned unchanged."""
-        member = self._find(values.get("name"))
-        return {**asdict(member[0]()), **values} if member else dict(values)
+    def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""
+        member = self._find(config.get("name"))
+        return {**asdict(member[0]()), **config} if member else dict(config)
 
-    def resolve(self, values: object, key: str | None = None) -> tuple[Callable[..., Built], DataclassInstance]:
-        """Return the class or function that is registered as `values["name"]`, and its validated options.
+    def resolve(self, config: object, key: str | None = None) -> tuple[Builder[P, Built], DataclassInstance]:
+        """Return the class or function that is registered as `config["name"]`, and its validated options.
 
         Args:
-            key: the key of `values` in the configuration, by default the group; empty for a function argument.
+            key: the key of `config` in the whole configuration, by default the group; empty for a function argument.
 
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.
@@ -93,31 +96,31 @@ class Registry(Generic[Built]):
         from vitmnist.config.validation import join_key, validate  # This imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{key}={values}: must be {{name: NAME}}; {suggest_names(str(values), self.names())}")
-        options = dict(values)
+        if not isinstance(config, Mapping):
+            raise ConfigError(f"{key}={config}: must be {{name: NAME}}; {suggest_names(str(config), self.names())}")
+        options = dict(config)
         name = options.pop("name", None)
         if not (member := self._find(name)):
             reasons = [suggest_names(str(name), self.names()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         return member[1], validate(member[0], options, key)
 
-    def resolve_options(self, values: Mapping[str, Any], base: type[Options]) -> Options:
+    def resolve_options(self, config: Mapping[str, Any], base: type[Options]) -> Options:
         """Return the validated options as `resolve` does; raises `ConfigError` if they do not derive from `base`."""
-        _, options = self.resolve(values)
+        _, options = self.resolve(config)
         if not isinstance(options, base):
             raise ConfigError(
-                f"{self.group}={values['name']}: its options, {type(options).__name__}, must derive from "
+                f"{self.group}={config['name']}: its options, {type(options).__name__}, must derive from "
                 f"{base.__module__}.{base.__name__}"
             )
         return options
 
-    def build(self, values: object, *args: object, key: str | None = None) -> Built:
-        """Build the member `values["name"]` from its options and `args`; raises the errors of `resolve`."""
-        builder, options = self.resolve(values, key)
-        return builder(options, *args)
+    def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:
+        """Build the member `config["name"]` from its options and the arguments; raises the errors of `resolve`."""
+        builder, options = self.resolve(config)
+        return builder(options, *args, **kwargs)
 
-    def _find(self, name: object) -> tuple[Any, Callable[..., Built]] | None:
+    def _find(self, name: object) -> tuple[Any, Builder[P, Built]] | None:
         """Return a member; installed packages are imported only if the package has no such member."""
         return self.import_package().get(str(name)) or self.import_all().get(str(name))
 

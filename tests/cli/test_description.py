@@ -7,10 +7,12 @@ import pytest
 
 from tests.conftest import CallHere, Printed, assert_same_weights, result_of
 from tests.tracking.test_tensorboard import events
+from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.cli.status import main as status
 
-DESCRIPTION = ("name=base line", "tags=[pets,a b]", "notes='it is, well'")
+NOTES = "it's, ${well}"
+DESCRIPTION = ("name=base line", "tags=[pets,a b]", *to_overrides({"notes": NOTES}))
 
 
 def test_a_run_is_described_in_its_log_its_record_and_status_but_is_the_same_run(
@@ -19,10 +21,10 @@ def test_a_run_is_described_in_its_log_its_record_and_status_but_is_the_same_run
     printed = succeed(*stateful, *DESCRIPTION, "hydra.run.dir=runs/described")
     assert "name=base line\n" in printed
     assert "tags=['pets', 'a b']\n" in printed
-    assert "notes=it is, well\n" in printed
+    assert f"notes={NOTES}\n" in printed
     assert_same_weights(runs / "whole", tmp_path / "runs" / "described")
     config = result_of(tmp_path / "runs" / "described")["config"]
-    assert [config.pop(key) for key in ("name", "tags", "notes")] == ["base line", ["pets", "a b"], "it is, well"]
+    assert [config.pop(key) for key in ("name", "tags", "notes")] == ["base line", ["pets", "a b"], NOTES]
     assert "runs/described: completed" in succeed("resume=runs/described", "name=other", "tags=[]", "notes=null")
     shown = call_here(status, "runs").stdout.splitlines()
     assert shown[0].split()[:4] == ["folder", "name", "tags", "state"]

@@ -84,7 +84,9 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
     "--epochs 3": "--epochs: there is no such option; set keys without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; set another folder with hydra.run.dir=FOLDER",
-    "data.root=~/mnist": "LexerNoViableAltException: data.root=~/mnist",
+    "data.root=~/mnist": """data.root=~/mnist: cannot be parsed; quote text with special characters: 'data.root="~/""",
+    "epochs": "epochs: must be KEY=VALUE",
+    "epochs=range(a)": "TypeError while evaluating 'range(a)'",
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such folder of a run, .safetensors, .pt or .pth file",
     "init=cut.safetensors": "cut.safetensors: is damaged",

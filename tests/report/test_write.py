@@ -62,6 +62,7 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     places = [page.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
     assert places == sorted(places)
+    assert "Best run: ../0-a b\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
 
 
 def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_record import check_metrics
 from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.tracking.log import log_epoch
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -66,3 +68,13 @@ def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(monkey
     monkeypatch.setitem(METRICS.import_package(), "loss", (BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
         build_epoch_table()
+
+
+@pytest.mark.parametrize(("name", "is_added"), [("eval_s", True), ("eval_acc", False)])
+def test_the_log_line_of_an_epoch_shows_the_monitored_metric(
+    name: str, is_added: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    result = SimpleNamespace(epochs=[dict.fromkeys(build_epoch_table(), 1.0) | {"epoch": 0}], eval_split="test")
+    log_epoch(result, 1, build_epoch_table()[name])
+    assert (f"{name} 1" in caplog.text) == is_added

@@ -81,7 +81,7 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: Registry[Operation | Mixing] = Registry("data.augment.operations", __package__)
+OPERATIONS: Registry[[], Operation | Mixing] = Registry("data.augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:

@@ -74,7 +74,8 @@ class Compose(nn.Module):
                 mixing = f"{OPERATIONS.group}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
             complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            operation = OPERATIONS.build(complete, key=f"{OPERATIONS.group}.{index}")
+            build, options = OPERATIONS.resolve(complete, f"{OPERATIONS.group}.{index}")
+            operation = build(options)
             if isinstance(operation, Mixing):
                 self.mixing = operation
             else:

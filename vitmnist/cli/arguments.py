@@ -13,6 +13,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
+from vitmnist.config.validation import escape_interpolations
 from vitmnist.errors import ConfigError
 
 # These options of Hydra would bypass the validation of the configuration, or load a pickle.
@@ -101,11 +102,16 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
-def quote(text: str) -> str:
-    """Quote text as a value in Hydra's grammar, where a backslash is special before a quote and at the end."""
+def quote(text: str, mark: str = "'") -> str:
+    """Quote text as a value in Hydra's grammar, where a backslash is special before a quote and at the end.
+
+    `${` is escaped, so that it is no interpolation.
+    """
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
-    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + (match[2] and r"\'"), text) + "'"
+    pattern = rf"(\\*)({mark}|$)"
+    escaped = re.sub(pattern, lambda match: 2 * match[1] + (match[2] and f"\\{mark}"), escape_interpolations(text))
+    return f"{mark}{escaped}{mark}"
 
 
 def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:

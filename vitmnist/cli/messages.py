@@ -1,13 +1,15 @@
 """Rephrases errors of Hydra and OmegaConf in one line."""
 
 import re
+import shlex
 from traceback import walk_tb
 
 import yaml
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from vitmnist.cli.arguments import quote
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import flatten_keys
 from vitmnist.config.validation import describe_refused_value
@@ -37,6 +39,8 @@ def classify_cli_error(error: BaseException) -> Failure:
             message = str(MissingExtraError(f"{group}={member}", "launchers"))
         elif error.options:
             message = f"{group}={member}: there is no such member; {suggest_names(member, error.options)}"
+    elif isinstance(error, OverrideParseException) and not error.__cause__:  # The cause is the error of a function.
+        message = _describe_unparsable_override(error.override)
     elif isinstance(error, HydraException) and isinstance(cause, OmegaConfBaseException):
         # If the key comes from a file and not from the command line, Hydra names the file.
         file = re.match(r"In '(.+?)'", message)
@@ -49,6 +53,14 @@ def classify_cli_error(error: BaseException) -> Failure:
             return failure
         message = f"{failure.message} (HYDRA_FULL_ERROR=1 shows the traceback)"
     return Failure(message)
+
+
+def _describe_unparsable_override(override: str) -> str:
+    """Describe an override that is outside Hydra's grammar, such as `data.root=~/data`."""
+    if not (match := re.fullmatch(r"(\S+?)=(.*)", override, re.DOTALL)):
+        return f"{override}: must be KEY=VALUE, without spaces around the sign"
+    quoted = f"{match[1]}=" + quote(match[2], mark='"')
+    return f"{override}: cannot be parsed; quote text with special characters: {shlex.quote(quoted)}"
 
 
 def _describe_refused_override(cause: OmegaConfBaseException) -> str:

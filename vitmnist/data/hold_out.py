@@ -74,7 +74,7 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
         # Deal out the images of one class after the other: the folds of a class, and all folds, differ by one image.
         folds = torch.empty_like(by_class).scatter_(0, by_class, torch.arange(len(train)) % data.folds)
     elif dataset.folds:
-        folds = torch.tensor([dataset.folds.get(train.name(index), -1) for index in range(len(train))])
+        folds = torch.tensor([dataset.folds.get(train.sample_name(index), -1) for index in range(len(train))])
     else:
         raise ConfigError(f"{key}: there are no folds; set data.folds=5, or give a table of labels a column of folds")
     fold_indices = [fold for fold in folds.unique().tolist() if fold >= 0]

@@ -67,7 +67,7 @@ class Evaluation:
         actual, classes = self.split.labels.tolist(), self.split.classes
         return [
             {
-                "image": self.split.name(index),
+                "image": self.split.sample_name(index),
                 "true_class": classes[actual[index]],
                 "predicted_class": classes[predicted[index]],
                 "probability": probabilities[index],

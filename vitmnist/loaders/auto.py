@@ -36,7 +36,7 @@ class AutoOptions:
     candidates: list[str] | None = None
     folder: str = DEFAULT_FOLDER
 
-    def candidate_values(self, name: str) -> dict[str, Any]:
+    def candidate_config(self, name: str) -> dict[str, Any]:
         """Return the name of a candidate and its options: the defaults, but the folder of `auto`."""
         values = LOADERS.with_defaults({"name": name})
         return {**values, "folder": self.folder} if "folder" in values else values
@@ -54,7 +54,6 @@ class LoaderSelection:
         return f"{format_timings(self.candidates)}\nchosen: {self.name}, {self.reason}"
 
 
-@LOADERS.register("auto", AutoOptions)
 def build_fastest_loader(
     options: AutoOptions,
     data: SampleSource,
@@ -72,6 +71,9 @@ def build_fastest_loader(
         selection, loader = select_loader(options, data, sampler, device, make_candidate)
     print(selection.format_table(), file=sys.stderr)
     return loader
+
+
+LOADERS.register("auto", AutoOptions)(build_fastest_loader)  # As a decorator, it would hide `step` from type checkers.
 
 
 def select_loader(
@@ -95,7 +97,7 @@ def select_loader(
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
             source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
-            build = partial(_build_candidate, options.candidate_values(name), source, sampler, device, make_candidate)
+            build = partial(_build_candidate, options.candidate_config(name), source, sampler, device, make_candidate)
             loader = benchmark.add(name, build).loader
             if isinstance(loader, RamLoader):
                 decoded = loader.samples

@@ -10,9 +10,11 @@ from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.data.sources import SampleSource
 from vitmnist.registry import Registry
 
 LoadedBatch = tuple[Tensor, Tensor]
@@ -81,6 +83,6 @@ def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
             batches.close()
 
 
-LOADERS: Registry[Loader] = Registry("data/loader", __package__)
+LOADERS: Registry[[SampleSource, EpochSampler, torch.device], Loader] = Registry("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register

@@ -9,6 +9,7 @@ from torch import Tensor
 from vitmnist.data.sampler import build_sampler
 from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError
+from vitmnist.loaders.auto import AutoOptions, build_fastest_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import keep_freed_memory
@@ -43,7 +44,8 @@ def make_loader(
             `default_rng()`, and `secrets` go undetected.
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
-        seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
+        seed: determines the order, at least 0; every loader delivers the same batches for the same seed, but `disk`
+            delivers the images of a split without files normalised, which `Preprocess` does to those of the others.
         shuffle: sample, balanced, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
         step: a function `step(batch)` that trains on a batch, with which `auto` times its candidates. It trains on a
@@ -69,10 +71,12 @@ def make_loader(
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    arguments = (source, sampler, target, *([step] if step and name == "auto" else []))
     if isinstance(base := options.get("base"), str):
         options["base"] = {"name": base}
-    return LOADERS.build(LOADERS.with_defaults({"name": name, **options}), *arguments, key="")
+    build, loader_options = LOADERS.resolve(LOADERS.with_defaults({"name": name, **options}), key="")
+    if isinstance(loader_options, AutoOptions):
+        return build_fastest_loader(loader_options, source, sampler, target, step)
+    return build(loader_options, source, sampler, target)
 
 
 def _resolve_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -38,7 +38,8 @@ class PrefetchLoader(Loader):
         self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
         values = options.base or {"name": "ram" if isinstance(data, TensorSet) else "disk"}
-        self.base = LOADERS.build(LOADERS.with_defaults(values), data, sampler, device, key="data.loader.base")
+        build, base_options = LOADERS.resolve(LOADERS.with_defaults(values), "data.loader.base")
+        self.base = build(base_options, data, sampler, device)
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
         self.options = options

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from vitmnist.registry import Registry
@@ -14,5 +15,5 @@ row of zeros is padding and has a loss of 0. The step divides the sum by the glo
 microbatches nor ranks change the gradient.
 """
 
-LOSSES: Registry[Loss] = Registry("loss", __package__)
-"""Built with (options, labels of the training split, names of the classes, device)."""
+LOSSES: Registry[[Tensor, tuple[str, ...], torch.device], Loss] = Registry("loss", __package__)
+"""Built with (options, labels of the training split, names of the classes, device of the run)."""

@@ -51,7 +51,7 @@ class ConfusionMetric(Metric):
     """
 
 
-METRICS: Registry[Tensor] = Registry("metrics", __package__)
+METRICS: Registry[..., Tensor] = Registry("metrics", __package__)
 """Metrics have no options, so the declaration of each is a `Metric` that describes it."""
 
 

@@ -50,14 +50,14 @@ class Monitor:
     metric: EpochMetric
     patience: int | None = None
 
-    def values(self, epochs: Sequence[EpochRecord]) -> list[float | None]:
+    def history(self, epochs: Sequence[EpochRecord]) -> list[float | None]:
         """Return the value after each epoch, negated if lower is better; None if it was not measured."""
         values = (epoch.get(self.metric.name) for epoch in epochs)
         return [None if value is None else self.metric.sign * value for value in values]
 
     def best_epoch(self, epochs: Sequence[EpochRecord]) -> int | None:
         """Return the index of the best epoch, the first among equals; None if no epoch has a value."""
-        values = {index: value for index, value in enumerate(self.values(epochs)) if value is not None}
+        values = {index: value for index, value in enumerate(self.history(epochs)) if value is not None}
         return max(values, key=values.__getitem__, default=None)
 
     def is_exhausted(self, epochs: Sequence[EpochRecord]) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitmnist.registry import Registry
 
-MODELS: Registry[nn.Module] = Registry("model", __package__)
+MODELS: Registry[[tuple[int, int, int], int], nn.Module] = Registry("model", __package__)
 """Options may derive from `PretrainedOptions`.
 
 A model may define `no_weight_decay`, `layer_pattern` or `group_matcher` (vitmnist/optim/parameters.py), and

@@ -17,7 +17,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.optim.parameters import names_without_decay
 from vitmnist.registry import Registry
 
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", __package__)
+OPTIMIZERS: Registry[[nn.Module, bool], Optimizer] = Registry("optimizer", __package__)
 
 
 @dataclass

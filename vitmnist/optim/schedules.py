@@ -3,20 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
 from vitmnist.registry import Registry
-
-SCHEDULES: Registry[float] = Registry("schedule", __package__)
-"""Functions of (options, step, steps of the run, steps of an epoch) that return the factor of the learning rate.
-
-The options derive from `ScheduleOptions`. Steps count from 0. The factor depends only on these arguments, so that a
-resumed run can have more epochs.
-"""
-Monitored: TypeAlias = Sequence[float | None]
-"""The value of `monitor` after each completed epoch: higher is better, and None was not measured."""
 
 
 @dataclass
@@ -24,21 +16,53 @@ class ScheduleOptions:
     """Base class of the options of a schedule."""
 
     follows_monitor: ClassVar[bool] = False
-    """Whether the factor depends on `monitor`: `Monitored` is a fifth argument, and a run needs a validation split."""
+    """Whether the factor depends on `ScheduleState.monitored`; a run then needs a validation split."""
+
+
+@dataclass(frozen=True)
+class ScheduleState:
+    """All that a schedule may depend on besides its options, so that a resumed run can have more epochs.
+
+    Args:
+        step: the step, counted from 0 over the run.
+        total_steps: the number of steps of the run.
+        steps_per_epoch: the number of steps of an epoch.
+        monitored: the value of `monitor` after each completed epoch: higher is better, and None was not measured.
+    """
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    monitored: Sequence[float | None]
+
+
+SCHEDULES: Registry[[ScheduleState], float] = Registry("schedule", __package__)
+"""Functions of (options, state) that return the factor of the learning rate; options derive from `ScheduleOptions`."""
 
 
 def build_schedule(
-    values: Mapping[str, Any], epochs: int, steps_per_epoch: int, monitored: Callable[[], Monitored] = list
+    schedule_config: Mapping[str, Any],
+    epochs: int,
+    steps_per_epoch: int,
+    get_history: Callable[[], Sequence[float | None]] = list,
 ) -> Callable[[int], float]:
-    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit."""
-    compute_factor, _ = SCHEDULES.resolve(values)
-    options, total_steps = SCHEDULES.resolve_options(values, ScheduleOptions), epochs * steps_per_epoch
+    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit.
+
+    Args:
+        get_history: returns `ScheduleState.monitored` for all epochs so far.
+    """
+    compute_factor, _ = SCHEDULES.resolve(schedule_config)
+    options, total_steps = SCHEDULES.resolve_options(schedule_config, ScheduleOptions), epochs * steps_per_epoch
+
+    @lru_cache(maxsize=1)  # The values change between epochs only; reading 100 records would take 30 µs in each step.
+    def get_monitored(epoch: int) -> Sequence[float | None]:
+        return get_history()[:epoch]
 
     def factor(step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
         step = min(step, total_steps - 1)
-        history = [monitored()[: step // steps_per_epoch]] if options.follows_monitor else []
-        return float(compute_factor(options, step, total_steps, steps_per_epoch, *history))
+        state = ScheduleState(step, total_steps, steps_per_epoch, get_monitored(step // steps_per_epoch))
+        return float(compute_factor(options, state))
 
     factor(0)  # Raise now if the options do not fit.
     return factor
@@ -81,13 +105,13 @@ class PlateauOptions(ScheduleOptions):
 
 
 @SCHEDULES.register("constant", ScheduleOptions)
-def constant(options: ScheduleOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+def constant(options: ScheduleOptions, state: ScheduleState) -> float:
     """Constant learning rate, as in the articles."""
     return 1.0
 
 
 @SCHEDULES.register("cosine", CosineOptions)
-def cosine(options: CosineOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+def cosine(options: CosineOptions, state: ScheduleState) -> float:
     """Linear warm-up and cosine decay (Loshchilov, Hutter, arXiv:1608.03983; Goyal et al., arXiv:1706.02677).
 
     As in torch's `CosineAnnealingLR` with `T_max` steps of decay, the curve would reach `final_factor` one step after
@@ -96,45 +120,44 @@ def cosine(options: CosineOptions, step: int, total_steps: int, steps_per_epoch:
     Raises:
         ConfigError: no step is left for the decay.
     """
-    warmup = options.warmup_epochs * steps_per_epoch
-    if warmup >= total_steps:
-        raise ConfigError(
-            f"schedule.warmup_epochs={options.warmup_epochs:g}: must be below epochs={total_steps // steps_per_epoch}"
-        )
-    if step < warmup:
-        return (step + 1) / (warmup + 1)  # A first step at 0 would train nothing.
-    return _cosine(1.0, options.final_factor, (step - warmup) / (total_steps - warmup))
+    warmup = options.warmup_epochs * state.steps_per_epoch
+    if warmup >= state.total_steps:
+        epochs = state.total_steps // state.steps_per_epoch
+        raise ConfigError(f"schedule.warmup_epochs={options.warmup_epochs:g}: must be below epochs={epochs}")
+    if state.step < warmup:
+        return (state.step + 1) / (warmup + 1)  # A first step at 0 would train nothing.
+    return _cosine(1.0, options.final_factor, (state.step - warmup) / (state.total_steps - warmup))
 
 
 @SCHEDULES.register("one_cycle", OneCycleOptions)
-def one_cycle(options: OneCycleOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+def one_cycle(options: OneCycleOptions, state: ScheduleState) -> float:
     """Cosine warm-up to the optimizer's learning rate and cosine decay (Smith, Topin, arXiv:1708.07120).
 
     The curve would reach `end_factor` one step after the last step. torch's `OneCycleLR` reaches it in the last step,
     and divides by zero if the warm-up is a single step.
     """
-    warmup = options.warmup * total_steps
-    if step < warmup:
-        return _cosine(options.start_factor, 1.0, step / warmup)
-    return _cosine(1.0, options.end_factor, (step - warmup) / (total_steps - warmup))
+    warmup = options.warmup * state.total_steps
+    if state.step < warmup:
+        return _cosine(options.start_factor, 1.0, state.step / warmup)
+    return _cosine(1.0, options.end_factor, (state.step - warmup) / (state.total_steps - warmup))
 
 
 @SCHEDULES.register("step", StepDecayOptions)
-def step_decay(options: StepDecayOptions, step: int, total_steps: int, steps_per_epoch: int) -> float:
+def step_decay(options: StepDecayOptions, state: ScheduleState) -> float:
     """Multiply the learning rate by a factor after some epochs, as torch's `StepLR` and `MultiStepLR` do."""
     if options.at_epochs is None:
-        return float(options.factor ** (step // (options.every_epochs * steps_per_epoch)))
-    return float(options.factor ** sum(step >= epoch * steps_per_epoch for epoch in options.at_epochs))
+        return float(options.factor ** (state.step // (options.every_epochs * state.steps_per_epoch)))
+    return float(options.factor ** sum(state.step >= epoch * state.steps_per_epoch for epoch in options.at_epochs))
 
 
 @SCHEDULES.register("plateau", PlateauOptions)
-def plateau(options: PlateauOptions, step: int, total_steps: int, epoch_steps: int, monitored: Monitored) -> float:
+def plateau(options: PlateauOptions, state: ScheduleState) -> float:
     """Multiply the learning rate by a factor after each `patience` epochs in a row without a new best.
 
     As torch's `ReduceLROnPlateau`, without a threshold and with its `patience` plus 1. A missing value is no new best.
     """
     factor, best, waited = 1.0, -math.inf, 0
-    for value in monitored:
+    for value in state.monitored:
         waited += 1
         if value is not None and value > best:
             best, waited = value, 0

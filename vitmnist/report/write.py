@@ -145,7 +145,9 @@ def _format_panel(title: str, png: bytes) -> str:
 
 
 def _relative_folder(run: Run, output: Path) -> str:
-    return Path(os.path.relpath(run.folder, output)).as_posix()
+    """Return the path of a run's folder from the report; `../NAME` if the report is in it."""
+    relative = Path(os.path.relpath(run.folder, output))
+    return (relative if relative.name else Path("..", run.folder.resolve().name)).as_posix()
 
 
 def build_table(comparison: Comparison, output: Path, other_metrics: bool = False) -> list[dict[str, str]]:

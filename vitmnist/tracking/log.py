@@ -56,7 +56,7 @@ def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
     record = result.epochs[-1]
     numbers = {"epoch": record["epoch"] + 1, "epochs": epochs, "eval_split": result.eval_split}
     line = EPOCH_LINE.format_map(record | numbers)
-    if monitored.name not in EPOCH_LINE:
+    if f"{{{monitored.name}:" not in EPOCH_LINE:  # With the colon: `eval_s` also begins `eval_split`.
         line += f"  {monitored.name} {record[monitored.name]:.4g}"
     log.info("%s", line)
 

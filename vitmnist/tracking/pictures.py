@@ -99,7 +99,7 @@ def draw_confusion(matrix: Tensor, classes: Sequence[str]) -> Image.Image:
 
 def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     """Format the file name or index, the true class, the predicted class, and its probability in four lines."""
-    name = str(split.name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
+    name = str(split.sample_name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]
     confidence = 100 * float(predictions.confidence[index])

@@ -95,7 +95,7 @@ class Split(TensorSet):
         files = self.files and replace(self.files, names=[self.files.names[index] for index in indices])
         return replace(super().subset(rows), files=files, sha256=None)
 
-    def name(self, index: int) -> str | int:
+    def sample_name(self, index: int) -> str | int:
         """Return the file of an image, or its index if it has none."""
         return self.files.names[index] if self.files else index
 
@@ -110,7 +110,7 @@ class Dataset:
         skipped: number of unreadable images that were left out with the user's permission.
         division: with a hold-out or folds, its size or their number, and the checksums of the splits before the
             division. It is the same for all folds, so reports group them by it.
-        folds: the fold of each training image by its `Split.name`, for `data.fold`; others are always for training.
+        folds: the fold of each training image by its `sample_name`, for `data.fold`; others are always for training.
 
     Raises:
         DataError: there are no training images, or images of different shapes.
@@ -186,7 +186,7 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[Dataset] = Registry("data/dataset", __package__)
+DATASETS: Registry[[Path], Dataset] = Registry("data/dataset", __package__)
 """Functions of (options, root) that return a `Dataset`; the options derive from `DatasetOptions`."""
 
 

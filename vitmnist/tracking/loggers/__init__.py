@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import Registry
+from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,7 +51,7 @@ def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
-LOGGERS: Registry[Logger] = Registry("logger", __package__)
+LOGGERS: Registry[[Path, Result], Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
