@@ -44,13 +44,26 @@ class RunRecorder:
         eval_metrics: Mapping[str, Any],
         predictions: Predictions,
     ) -> None:
-        """Add a completed epoch to the result.
+        """Add a completed epoch to the result; rank 0 sends its record to all ranks.
 
         Raises:
             ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
         """
-        record = self._make_record(progress, train_metrics, eval_metrics)
+        save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
+        epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
+        times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
+        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
+        check_metrics(metrics, f"epoch {progress.epoch + 1}")
+        rank_record = {
+            "epoch": progress.epoch,
+            **metrics,
+            "first_of_start": self.is_first_of_start,
+            "ended_at": time.time(),
+            "steps": progress.logged_steps(),
+        }
+        # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
+        record: EpochRecord = self.world.broadcast_object(lambda: rank_record)
         if self.config.log.per_class:
             record["classes"] = compute_class_metrics(predictions.confusion_matrix(len(self.classes)), self.classes)
         if record[self.monitored.name] is None:
@@ -71,22 +84,3 @@ class RunRecorder:
             images = self.draw_images(predictions, epoch)
             for logger in self.loggers:
                 logger.add_images(images, epoch)
-
-    def _make_record(
-        self, progress: EpochProgress, train_metrics: Mapping[str, Any], eval_metrics: Mapping[str, Any]
-    ) -> EpochRecord:
-        """Make the record of an epoch; rank 0 sends its record to all ranks."""
-        save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
-        epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
-        times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
-        check_metrics(metrics, f"epoch {progress.epoch + 1}")
-        record = {
-            "epoch": progress.epoch,
-            **metrics,
-            "first_of_start": self.is_first_of_start,
-            "ended_at": time.time(),
-            "steps": progress.logged_steps(),
-        }
-        # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
-        return self.world.broadcast_object(lambda: record)
