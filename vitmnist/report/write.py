@@ -136,14 +136,11 @@ def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for chart, panels in charts.items():
-        images = "".join(_format_panel(title, png) for title, png in panels.items())
+        sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, png in panels.items()}
+        images = "".join(f'<img alt="{html.escape(title)}" src="{source}">' for title, source in sources.items())
         body = body.replace(f'<p><img alt="Panels" src="{chart}"></p>', f'<div class="panels">{images}</div>', 1)
     title = body[body.index("<h1>") + len("<h1>") : body.index("</h1>")]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(title=title, body=body)
-
-
-def _format_panel(title: str, png: bytes) -> str:
-    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{b64encode(png).decode()}">'
 
 
 def _relative_folder(run: Run, output: Path) -> str:
