@@ -46,10 +46,8 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
-    step = trainer.build_step(dataset.train, sampler, weights)
-    train_loader, eval_loader, _ = trainer.build_loaders(dataset, sampler, step)
-    stack.enter_context(train_loader)
-    stack.enter_context(eval_loader)
+    step = trainer.build_step(dataset.train, sampler, weights, [])
+    train_loader, eval_loader, *_ = trainer.build_loaders(dataset, sampler, step, stack)
     step.prepare(train_loader)
     trainer.distribute(step)
     return dataset, step, train_loader, eval_loader

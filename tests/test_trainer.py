@@ -19,6 +19,7 @@ from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
+from vitmnist.loaders.decoded import RamLoader
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
@@ -65,8 +66,20 @@ def test_training_and_validation_data_are_freed_before_the_test_split(
     assert set(alive) == {0}
 
 
+@pytest.mark.parametrize("stage", ["TrainStep.prepare", "Trainer.distribute", "CheckpointManager.restore"])
+def test_an_error_in_the_set_up_closes_the_loaders(
+    stage: str, runs: Path, refuse: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    close = Mock()
+    monkeypatch.setattr(RamLoader, "close", close)
+    monkeypatch.setattr(f"vitmnist.trainer.{stage}", Mock(side_effect=ConfigError("stopped here")))
+    assert "stopped here" in refuse("resume=cut", "max_minutes=null", "data/loader=ram")
+    assert close.call_count == 2
+
+
 def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
-    assert len(inspect.getsource(train_epoch).splitlines()) <= 50
+    assert all(len(inspect.getsource(loop).splitlines()) <= 50 for loop in (train_epoch, Trainer.fit))
     for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
         assert len(inspect.getsource(stage).splitlines()) <= 20, stage
 

@@ -4,8 +4,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,27 +21,29 @@ from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, read_chec
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.metrics.epoch_record import Monitor, check_metrics
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
+from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.signals import StopSignal
+from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.environment import describe_environment, reset_peak_memory
-from vitmnist.tracking.log import log_bottleneck, log_setup, log_test
+from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_epoch, log_setup, log_test
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result, record_outcome
 from vitmnist.training.execution import Execution
 from vitmnist.training.fine_tuning import scale_learning_rates
-from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.loop import AfterStep, Predictions, evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
     build_loss,
@@ -81,7 +83,7 @@ class Trainer:
         self.config = config = resolve_dataset_options(config)
         self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
-        self.logger_options = parse_loggers(config.logger)
+        self.logger_configs = parse_loggers(config.logger)
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
@@ -106,41 +108,44 @@ class Trainer:
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
-        config, result = self.config, self.result
+        config, result, stop, world = self.config, self.result, self.stop, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
-        with self.stop, record_outcome(result, config, self.stop, self.world), ExitStack() as open_loggers:
+        with stop, record_outcome(result, config, stop, world), ExitStack() as loggers, ExitStack() as loaders:
             checkpoint, weights = self.load_initial_state()
+            if checkpoint:
+                result.epochs, result.resumed = checkpoint.epochs, True
             dataset, sampler = self.build_data()
-            step = self.build_step(dataset.train, sampler, weights)
-            check_batch_norm(step, dataset.train.images[:1].to(self.device), sampler)
-            train_loader, eval_loader, loader_config = self.build_loaders(dataset, sampler, step)
+            step = self.build_step(dataset.train, sampler, weights, result.epochs)
+            train_loader, eval_loader, loader_config, result.auto = self.build_loaders(dataset, sampler, step, loaders)
             # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
             step.prepare(train_loader)
             self.distribute(step)
             self.record_setup(dataset, step, train_loader)
-            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, self.stop, self.world)
+            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, stop, world)
             progress = self._create_progress(sampler)
             if checkpoint:
                 checkpoints.restore(checkpoint, progress)
             del checkpoint, weights  # Free their memory.
-            recorder = self.open_recorder(sampler, checkpoints, open_loggers)
+            recorder = self.open_recorder(dataset, sampler, step, loggers)
+            result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
 
             # From here on, a signal stops the run after the current step, so that progress can be saved.
-            self.stop.listen(deadline)
-            with train_loader, eval_loader:
-                # A resumed run first completes the epoch in which it stopped.
-                while progress.accumulator.num_batches > 0 or not recorder.is_done():
-                    with recorder.progress_bar(progress, len(train_loader) + len(eval_loader)) as after_step:
-                        train_metrics = train_epoch(step, train_loader, progress, after_step)
-                        eval_metrics, predictions = evaluate(
-                            step.eval_model, eval_loader, step.preprocess, after_step, self.world
-                        )
-                    recorder.finish_epoch(progress, train_metrics, eval_metrics, predictions)
-                    progress = self._create_progress(sampler)
-            recorder.finish_training()
+            stop.listen(deadline)
+            # A resumed run first completes the epoch in which it stopped.
+            while progress.accumulator.num_batches > 0 or not self.is_done():
+                with self.progress_bar(progress, len(train_loader) + len(eval_loader), checkpoints) as after_step:
+                    train_metrics = train_epoch(step, train_loader, progress, after_step)
+                    eval_metrics, predictions = evaluate(
+                        step.eval_model, eval_loader, step.preprocess, after_step, world
+                    )
+                recorder.add_epoch(progress, train_metrics, eval_metrics, predictions)
+                self.finish_epoch(recorder, checkpoints, predictions)
+                progress = self._create_progress(sampler)
+            loaders.close()
             del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
-            self.evaluate_on_test(dataset, step, checkpoints, loader_config)
+            self.finish_training(checkpoints)
+            result.test = self.evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result)
         return result
 
@@ -153,7 +158,6 @@ class Trainer:
         """
         config, world, pretrained = self.config, self.world, find_pretrained(self.config)
         if config.resume and (checkpoint := read_checkpoint_to_resume(config, self.folder, world)):
-            self.result.epochs, self.result.resumed = checkpoint.epochs, True
             return checkpoint, None
         if config.init:
             if pretrained:
@@ -184,8 +188,10 @@ class Trainer:
         )
         return dataset, sampler
 
-    def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
-        """Build the model, loss, optimizer and schedule, and the training step that uses them."""
+    def build_step(
+        self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None, epochs: list[EpochRecord]
+    ) -> TrainStep:
+        """Build model, loss, optimizer, schedule and training step; the run appends the epochs that it completes."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
@@ -195,11 +201,13 @@ class Trainer:
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
-        get_history = partial(self.monitor.history, self.result.epochs)
+        get_history = partial(self.monitor.history, epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
-        return TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
+        step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
+        check_batch_norm(step, train.images[:1].to(device), sampler)
+        return step
 
     def _resolve_step_options(self, batch_size: int, num_images: int) -> StepOptions:
         """Choose the options of the step on rank 0, for training on `num_images` images, and log the reasons."""
@@ -211,24 +219,25 @@ class Trainer:
         return options
 
     def build_loaders(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
-    ) -> tuple[Loader, Loader, Mapping[str, Any]]:
-        """Build the training and evaluation loaders. The caller must close them.
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, loaders: ExitStack
+    ) -> tuple[Loader, Loader, Mapping[str, Any], dict[str, Any] | None]:
+        """Build the training and evaluation loaders; `loaders` closes them.
 
         Returns:
-            Both loaders, and the values of `data.loader`, where the selected loader replaces `auto`.
+            Both loaders, `data.loader` with the selected loader in place of `auto`, and the selection for the record.
         """
         loader_config, train_loader = self.config.data.loader, None
+        auto: dict[str, Any] = {}
         options = LOADERS.resolve(loader_config)[1]
         if isinstance(options, AutoOptions):
-            name = ""
             if self.world.is_main:
-                name, train_loader = self._time_loaders(options, dataset.train, sampler, step)
-            loader_config = options.candidate_values(self.world.broadcast_object(lambda: name))
+                auto, train_loader = self._time_loaders(options, dataset.train, sampler, step)
+            loader_config = options.candidate_config(self.world.broadcast_object(lambda: auto["name"]))
         if train_loader is None:  # Only rank 0 has timed the loaders.
             train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        eval_loader = self._build_eval_loader(dataset.eval_split, loader_config, step)
-        return train_loader, eval_loader, loader_config
+        loaders.enter_context(train_loader)
+        eval_loader = loaders.enter_context(self._build_eval_loader(dataset.eval_split, loader_config, step))
+        return train_loader, eval_loader, loader_config, auto or None
 
     def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
         """Build a loader that delivers this rank's part of a split in order."""
@@ -241,8 +250,8 @@ class Trainer:
 
     def _time_loaders(
         self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep
-    ) -> tuple[str, Loader]:
-        """Time the loaders with the training step, and restore its state; return the fastest loader and its name."""
+    ) -> tuple[dict[str, Any], Loader]:
+        """Time the loaders with the training step, and restore its state; return the selection and its loader."""
 
         def make_candidate(loader: Loader) -> LoaderCandidate:
             step.prepare(loader)  # Compile again for a loader that delivers float32.
@@ -252,8 +261,7 @@ class Trainer:
         with step.preserved_state():
             selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
         log.info("expected time per loader\n%s", selection.format_table())
-        self.result.auto = asdict(selection)
-        return selection.name, loader
+        return asdict(selection), loader
 
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training, and seed their generators."""
@@ -289,33 +297,85 @@ class Trainer:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_recorder(self, sampler: EpochSampler, manager: CheckpointManager, open_loggers: ExitStack) -> RunRecorder:
-        """Remove records newer than the checkpoint, and open the loggers; `open_loggers` closes them."""
+    def open_recorder(
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, loggers: ExitStack
+    ) -> RunRecorder:
+        """Remove records newer than the checkpoint, and open the loggers; `loggers` closes them."""
         folder, result, world = self.folder, self.result, self.world
         reset_peak_memory(self.device)  # The peak excludes the set-up.
-        loggers = []
+        opened = []
         if world.is_main:
-            loggers = [
-                open_loggers.enter_context(LOGGERS.build(values, folder, result)) for values in self.logger_options
-            ]
+            opened = [loggers.enter_context(LOGGERS.build(config, folder, result)) for config in self.logger_configs]
             result.write_config()
             result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
             for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
                 (folder / name).unlink(missing_ok=True)
-        result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-        draw_images = partial(draw_epoch_images, manager.dataset, sampler, manager.step.preprocess)
-        return RunRecorder(self.config, result, world, self.monitor, manager, loggers, draw_images)
+        draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
+        classes = dataset.train.classes
+        return RunRecorder(self.config, result, world, self.device, self.monitor.metric, classes, opened, draw_images)
+
+    def is_done(self) -> bool:
+        """Whether all epochs are done, or the last `patience` epochs in a row were no better than the best epoch."""
+        epochs = self.result.epochs
+        return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
+
+    @contextmanager
+    def progress_bar(
+        self, progress: EpochProgress, num_batches: int, checkpoints: CheckpointManager
+    ) -> Iterator[AfterStep]:
+        """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
+        bar = tqdm(
+            desc=f"epoch {progress.epoch + 1}",
+            total=num_batches,
+            initial=progress.accumulator.num_batches,
+            unit="batch",
+            leave=False,
+            mininterval=0.5,
+            disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
+        )
+
+        def after_step(timer: EpochTimer) -> None:
+            bar.update()
+            checkpoints.after_step(progress, timer)
+
+        with bar:
+            yield after_step
+
+    def finish_epoch(self, recorder: RunRecorder, checkpoints: CheckpointManager, predictions: Predictions) -> None:
+        """Write, log and save a completed epoch, which is in `result`.
+
+        Raises:
+            DataError: the records or the checkpoint cannot be written. If the records cannot, the run is saved first.
+            RunInterrupted: the run was asked to stop, and has been saved.
+        """
+        result, is_last = self.result, self.is_done()
+        # Save the best epoch only with a validation split: selecting it by the test split would bias its accuracy.
+        is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"
+        try:  # Write the records before the checkpoint, because resuming removes records that are newer than it.
+            recorder.write_epoch(predictions, is_last)
+        except OSError as error:
+            checkpoints.after_epoch(is_last, is_best, must_save=True)
+            raise DataError(f"cannot write the records: {classify_error(error).message}") from error
+        log_epoch(result, self.config.epochs_to_train, self.monitor.metric)
+        checkpoints.after_epoch(is_last, is_best)
+
+    def finish_training(self, checkpoints: CheckpointManager) -> None:
+        """Record and log whether training stopped early, and write the final weights."""
+        self.result.stopped_early = len(self.result.epochs) < self.config.epochs_to_train
+        log_early_stop(self.result, self.monitor)
+        checkpoints.save_final_weights()
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]
-    ) -> None:
+    ) -> dict[str, Any] | None:
         """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
-            return
+            return None
         checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             metrics, _ = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         del metrics[SAVE_S.name]  # Nothing is saved in this pass.
         check_metrics(metrics, "test split")
-        self.result.test = {"weights": "best", **metrics}
-        log_test(self.result.test, 1 + (self.monitor.best_epoch(self.result.epochs) or 0))
+        test = {"weights": "best", **metrics}
+        log_test(test, 1 + (self.monitor.best_epoch(self.result.epochs) or 0))
+        return test

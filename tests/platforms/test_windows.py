@@ -203,7 +203,7 @@ def test_each_loader_trains_and_its_runs_are_used(
     for index in range(2):
         Image.new("L", (28, 28), 100 * index).save(tmp_path / f"{index}.png")
     commands = {
-        "report swept": "Lowest time",
+        "report swept": "Times: ",
         "status swept": r"completed +2 +2",
         "evaluate swept/disk --mistakes mistakes.csv --grid grid.png": "acc .*%",
         "predict swept/disk 0.png 1.png": "0.png",

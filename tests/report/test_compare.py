@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, run, table_of, the_only
 from vitmnist.report.plots import draw_panels
-from vitmnist.report.summary import NO_TIME, summarize_comparison
+from vitmnist.report.summary import CHOSEN_ON_TEST, NO_TIME, summarize_comparison
 from vitmnist.report.write import build_table, write_report
 from vitmnist.timing.table import format_seconds
 
@@ -47,10 +47,10 @@ def test_parallel_jobs_are_ranked_by_accuracy_but_not_by_time(tmp_path: Path) ->
         epochs = [epoch(1.0, eval_acc=accuracy)] * 2
         run(tmp_path / str(index), config={"model.depth": index}, epochs=epochs, began_at=1000.0, ended_at=1020.0)
     comparison = the_only(tmp_path)
-    best, *times = summarize_comparison(comparison)
+    best, choice, *times = summarize_comparison(comparison)
     assert best.startswith("Highest test accuracy: depth=1, 90.00%.")
-    assert times == [NO_TIME]
-    assert [*draw_panels(comparison)] == ["Test accuracy, %", "Seconds per epoch", "Test loss by epoch"]
+    assert (choice, times) == (CHOSEN_ON_TEST, [NO_TIME])
+    assert [*draw_panels(comparison)] == ["Test accuracy, %", "Seconds per epoch"], "two epochs make no curve"
 
 
 def test_of_runs_with_equal_seeds_the_first_counts(tmp_path: Path) -> None:
@@ -129,16 +129,13 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
         config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
         run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
     cells = table_of(tmp_path)
-    quality = ["validation macro F1, %", "over seeds", "test accuracy, %"]
-    assert list(cells[0])[:6] == ["depth", *quality, "epoch, s", "validation accuracy, %"]
-    assert [(row["depth"], row["validation macro F1, %"], row["validation accuracy, %"]) for row in cells] == [
-        ("6", "85.00", "86.00"),
-        ("3", "70.00", "71.00"),
-        ("9", "60.00", "61.00"),
-    ]
-    assert [(row["over seeds"], row["test accuracy, %"]) for row in cells[:2]] == [
-        ("85.00 ± 7.07, n=2", "83.00"),
-        ("–", "68.00"),
+    titles = ("validation macro F1, %", "test accuracy of these runs, %", "validation accuracy, %")
+    quality = [f"{title} (mean ± sd)" for title in titles]
+    assert list(cells[0])[:6] == ["depth", *quality[:2], "epoch, s", "best run", quality[2]]
+    assert [tuple(row[title] for title in ("depth", *quality)) for row in cells] == [
+        ("6", "85.00 ± 7.07", "83.00 ± 7.07", "86.00 ± 7.07"),
+        ("3", "70.00", "68.00", "71.00"),
+        ("9", "60.00", "58.00", "61.00"),
     ]
     assert [row["best run"] for row in cells] == ["2", "0", "3"]
     assert [(row["test_acc"], row["best_run"]) for row in csv_rows(tmp_path)] == [
@@ -230,10 +227,11 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[0] == (
-        "Highest median test accuracy: depth=6, 88.50% (mean 88.50% ± 0.71 over 2 seeds). 2 seeds do not show the "
+        "Highest mean test accuracy: depth=6, 88.50% ± 0.71 (mean ± sd over 2 seeds). 2 seeds do not show the "
         "noise; set seed=1,2,3 or more."
     )
-    assert [row["over seeds"] for row in build_table(folds, tmp_path)] == ["88.50 ± 0.71, n=2", "83.50 ± 0.71, n=2"]
+    cells = [row["test accuracy, % (mean ± sd)"] for row in build_table(folds, tmp_path)]
+    assert cells == ["88.50 ± 0.71", "83.50 ± 0.71"]
 
 
 def test_an_option_in_a_list_of_members_has_a_column_and_keys_with_equal_last_parts_are_named_in_full(

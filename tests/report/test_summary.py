@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
+from tests.support.records import DATASET, Records, epoch, rounds, the_only, three_rounds, timed_run, write
 from vitmnist.report.summary import (
-    NO_RATIO,
     NO_TIME,
     summarize_comparison,
     summarize_launches,
@@ -18,10 +17,16 @@ from vitmnist.report.summary import (
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
 RANGE = "1.20 s per epoch (range 1.10–1.30, n=3)."
 SAME = "1.00 s per epoch (range 1.00–1.00, n=3)."
+
+
+def exactly(ratio: float) -> str:
+    return f"{ratio:.2f} times as long (95% interval {ratio:.2f}–{ratio:.2f})"
+
+
 TIMES: dict[str, tuple[Records, list[str]]] = {
     "one repeat": (
         [timed_run("disk", 8.0), timed_run("ram", 2.0)],
-        ["Lowest time: ram, 2.00 s per epoch (one round).", NO_RATIO],
+        ["Times: 2.00–8.00 s per epoch, one round, not compared; set repeats=3 or more."],
     ),
     "one configuration": (rounds(3, ram=1.0), [f"Time: {RANGE}"]),
     "first epochs only": ([timed_run("disk"), timed_run("ram")], [NO_TIME]),
@@ -31,20 +36,24 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
             *(timed_run("disk", 4.0 - count, config={"data.loader.num_workers": count}) for count in (0, 1, 2)),
         ),
         [
-            f"Lowest time: ram, {SAME} Relative to it: disk num_workers=2 2.00 (2.00–2.00), disk num_workers=1 "
-            "3.00 (3.00–3.00), disk num_workers=0 4.00 (4.00–4.00)."
+            f"Lowest time: ram, {SAME} Compared within each round, disk num_workers=2 takes {exactly(2)}, disk "
+            f"num_workers=1 takes {exactly(3)}, disk num_workers=0 takes {exactly(4)}."
         ],
     ),
     "three rounds of four": (
         rounds(3, disk=2.0, ram=1.0, cache=1.005, gpu_slice=1.2),
         [
-            f"Lowest time: ram, {RANGE} Relative to it: cache 1.00 (1.00–1.01, within noise), gpu_slice 1.20 "
-            "(1.20–1.20), disk 2.00 (2.00–2.00)."
+            f"Lowest time: ram, {RANGE} Compared within each round, gpu_slice takes {exactly(1.2)}, disk takes "
+            f"{exactly(2)}; cache is within noise of it."
         ],
+    ),
+    "no difference": (
+        rounds(3, ram=1.0, cache=1.005),
+        [f"Lowest time: ram, {RANGE} No other loader differs beyond noise (3 rounds)."],
     ),
     "seeds of a round are one measurement": (
         [timed_run(loader, time + seed / 100, seed=seed) for seed in range(6) for loader, time in TWO_TO_ONE],
-        ["Lowest time: ram, 1.02 s per epoch (one round).", NO_RATIO],
+        ["Times: 1.02–2.02 s per epoch, one round, not compared; set repeats=3 or more."],
     ),
     "configurations within noise": (
         three_rounds(
@@ -57,9 +66,9 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
             *(timed_run(loader, time * size, batch_size=size) for size in (1, 2) for loader, time in TWO_TO_ONE)
         ),
         [
-            f"Lowest time at batch_size=1: ram, {SAME} Relative to it: disk 2.00 (2.00–2.00).",
-            "Lowest time at batch_size=2: ram, 2.00 s per epoch (range 2.00–2.00, n=3). Relative to it: disk 2.00 "
-            "(2.00–2.00).",
+            f"Lowest time at batch_size=1: ram, {SAME} Compared within each round, disk takes {exactly(2)}.",
+            "Lowest time at batch_size=2: ram, 2.00 s per epoch (range 2.00–2.00, n=3). Compared within each round, "
+            f"disk takes {exactly(2)}.",
         ],
     ),
 }
@@ -78,6 +87,7 @@ def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
 
 
 ONE_SEED = "One seed does not show the noise; set seed=1,2,3 or more."
+SMALL = DATASET | {"test_size": 1000}
 BY_LOADER = [
     {"loader": loader, "batch_size": size, "epochs": [epoch(2.0, eval_acc=accuracy)]}
     for size, accuracy in ((50, 97.1), (500, 96.0))
@@ -90,34 +100,38 @@ QUALITY: dict[str, tuple[Records, str]] = {
     ),
     "six seeds": (
         accuracies(3, 70.0, 70.5, 70.2, 70.1, 70.4, 70.3) + accuracies(6, *(90.25 + n / 8 for n in range(6))),
-        "Highest median test accuracy: depth=6, 90.56% (mean 90.56% ± 0.23 over 6 seeds). That is more "
+        "Highest mean test accuracy: depth=6, 90.56% ± 0.23 (mean ± sd over 6 seeds). That is more "
         "than noise: it leads all others by at least 20.05 percentage points (95% interval).",
     ),
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
-        "Highest median test accuracy: depth=6, 97.20% (mean 97.20% ± 0.20 over 3 seeds). Within noise of it: "
-        "1 of 2 others.",
+        "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds cannot separate it from "
+        "1 of 2 others: the 95% intervals of the differences, for all pairs at once, include 0.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),
-        "Highest median test accuracy: depth=3, 97.25% (mean 97.25% ± 0.25 over 3 seeds). 3 seeds do not show the "
+        "Highest mean test accuracy: depth=3, 97.25% ± 0.25 (mean ± sd over 3 seeds). 3 seeds do not show the "
         "noise; set seed=1,2,3 or more.",
     ),
     "one configuration": (
         accuracies(3, 97.0, 98.0),
-        "Test accuracy: 97.50% ± 0.71 (mean ± standard deviation over 2 seeds).",
+        "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds).",
     ),
     "one configuration, one seed": (accuracies(3, 97.0), "Test accuracy: 97.00%."),
     "no accuracy": (accuracies(3, 97.0, status="failed"), ""),
     "two loaders": (
         [timed_run(loader, 2.0, seed=seed) for loader in ("disk", "ram") for seed in (1, 2)],
-        "Test accuracy: 90.00% ± 0.00 (mean ± standard deviation over 2 seeds).",
+        "Test accuracy: 90.00% ± 0.00 (mean ± sd over 2 seeds).",
     ),
     "all equal": (
         accuracies(3, 97.0, 98.0) + accuracies(6, 97.0, 98.0),
-        "Test accuracy: 97.50% in each configuration.",
+        "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds) in each configuration.",
     ),
     "equal with each loader": (BY_LOADER, f"Highest test accuracy: batch_size=50, 97.10%. {ONE_SEED}"),
+    "a small split, and a setting too long for a panel": (
+        accuracies(3, 97.04, dataset=SMALL) + accuracies(1234567890123456789012345678901234567890, 90, dataset=SMALL),
+        f"Highest test accuracy: #1 (depth=3), 97.0%. {ONE_SEED}",
+    ),
     "the lowest loss is the best": (
         [
             {"epochs": [epoch(2.0, eval_loss=loss)], "config": {"monitor": "loss", "model.depth": depth}}

@@ -32,10 +32,10 @@ def test_all_files_agree(tmp_path: Path) -> None:
     assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= table[0].keys()
     assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()
-    assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 6
+    assert len(re.findall(r"^\| +(?:100|200|400) +\| (?:disk|ram) ", text, re.MULTILINE)) == 12, "two tables"
     assert all(shown in text and shown in page for shown in ("Some CPU", "2.15.0", "mnist, images: 60 train", "2.00"))
     panels = draw_panels(the_only(tmp_path / "sweep"))
-    sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, (png,) in panels.items()}
+    sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, png in panels.items()}
     images = [f'alt="{title}" src="{source}"' for title, source in sources.items()]
     assert all(image in page for image in images)
     with Image.open(files["report.png"]) as joined:
@@ -62,6 +62,7 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     places = [page.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
     assert places == sorted(places)
+    assert "Best run: ../0-a b\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
 
 
 def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
     run(tmp_path / "two" / "0", "disk")
     ended = run_python("-X", "importtime", "-m", "vitmnist", "report", "one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "Lowest time: ram, 3.00 s per epoch (one round)" in ended.stdout
+    assert "Times: 3.00–3.00 s per epoch, one round, not compared" in ended.stdout
     (page,) = (tmp_path / "outputs" / "reports").rglob("report.html")
     assert ended.stdout.splitlines()[-1] == f"Report: {page.relative_to(tmp_path)}"
     assert "<code>vitmnist report one two</code>" in page.read_text()

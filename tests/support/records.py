@@ -121,4 +121,5 @@ def the_only(folder: Path) -> Comparison:
 
 
 def table_of(folder: Path) -> list[dict[str, str]]:
-    return build_table(the_only(folder), folder)
+    tables = (build_table(the_only(folder), folder, other_metrics) for other_metrics in (False, True))
+    return [row | other for row, other in zip(*tables, strict=True)]

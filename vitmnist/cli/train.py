@@ -148,7 +148,7 @@ def train_run(
     if world.is_main:
         path = display_path(run.folder)
         log.info("Results: %s", path)
-        if any(options["name"] == "tensorboard" for options in trainer.logger_options):
+        if any(options["name"] == "tensorboard" for options in trainer.logger_configs):
             # TensorBoard names a run by its path below `--logdir`.
             log.info("View them with\n    tensorboard --logdir %s", shlex.quote(display_path(run.folder.parent)))
     return result

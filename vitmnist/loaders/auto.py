@@ -36,7 +36,7 @@ class AutoOptions:
     candidates: list[str] | None = None
     folder: str = DEFAULT_FOLDER
 
-    def candidate_values(self, name: str) -> dict[str, Any]:
+    def candidate_config(self, name: str) -> dict[str, Any]:
         """Return the name of a candidate and its options: the defaults, but the folder of `auto`."""
         values = LOADERS.with_defaults({"name": name})
         return {**values, "folder": self.folder} if "folder" in values else values
@@ -97,7 +97,7 @@ def select_loader(
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
             source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
-            build = partial(_build_candidate, options.candidate_values(name), source, sampler, device, make_candidate)
+            build = partial(_build_candidate, options.candidate_config(name), source, sampler, device, make_candidate)
             loader = benchmark.add(name, build).loader
             if isinstance(loader, RamLoader):
                 decoded = loader.samples

@@ -44,7 +44,8 @@ def make_loader(
             `default_rng()`, and `secrets` go undetected.
         batch_size: number of samples in a batch, over all ranks.
         device: where batches are delivered; `auto` is the current CUDA device, or the CPU.
-        seed: determines the order, at least 0; every loader delivers the same batches for the same seed.
+        seed: determines the order, at least 0; every loader delivers the same batches for the same seed, but `disk`
+            delivers the images of a split without files normalised, which `Preprocess` does to those of the others.
         shuffle: sample, balanced, batch or none; see `EpochSampler`.
         drop_last: leave out a last batch shorter than `batch_size`.
         step: a function `step(batch)` that trains on a batch, with which `auto` times its candidates. It trains on a

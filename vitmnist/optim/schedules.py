@@ -48,8 +48,7 @@ def build_schedule(
 ) -> Callable[[int], float]:
     """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit.
 
-    Args:
-        get_history: returns `ScheduleState.monitored` for all epochs so far.
+    `get_history` returns the value of `monitor` after each epoch so far.
     """
     compute_factor, _ = SCHEDULES.resolve(schedule_config)
     options, total_steps = SCHEDULES.resolve_options(schedule_config, ScheduleOptions), epochs * steps_per_epoch

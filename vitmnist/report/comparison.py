@@ -10,14 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
-from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import Run
 
 EMPTY_CELL = "–"
@@ -28,6 +27,10 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
+MAX_LABEL = 37
+"""The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
+SMALL_SPLIT = 1000
+"""In a split with at most this many images, an image is 0.1% or more, so percentages have one decimal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,24 +74,27 @@ class ReportRow:
 
     @cached_property
     def spreads(self) -> dict[str, Spread | None]:
-        """The spread of each metric of an epoch and of the test accuracy; None where it was not measured.
+        """The spread over the rounds of each metric that is not a quality; None where it was not measured.
 
-        Quality is spread over the seeds. Other metrics are spread over the rounds, because the runs of a round share
-        the state of the machine; runs that are not timed count as a single round.
+        The runs of a round share the state of the machine; runs that are not timed count as a single round.
         """
         rounds = self.rounds.values() or [self.runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            values = [*self.quality_by_seed(name).values()] if metric.summary == "selected" else []
-            values = values or [median(measured) for runs in rounds if (measured := _measured(runs, metric))]
-            spreads[name] = Spread.of(values) if values else None
-        tests = self.quality_by_seed(TEST_ACC).values()
-        return spreads | {TEST_ACC: Spread.of(tests) if tests else None}
+            if metric.summary != "selected":
+                values = [median(measured) for runs in rounds if (measured := _measured(runs, metric))]
+                spreads[name] = Spread.of(values) if values else None
+        return spreads
 
     @property
     def epoch_s(self) -> Spread | None:
         """Seconds per epoch, evaluation included."""
         return self.spreads[EPOCH_S.name]
+
+    @property
+    def median_s(self) -> float:
+        """The median of `epoch_s`; infinite if it was not measured."""
+        return self.epoch_s.median if self.epoch_s else math.inf
 
     def quality_by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed. Runs with equal seeds are not independent, so only the first counts."""
@@ -100,6 +106,11 @@ class ReportRow:
         """The status of the runs; if they differ, each status with its number of runs."""
         counts = Counter(run.status_text for run in self.runs)
         return "; ".join(f"{count} {text}" if len(counts) > 1 else text for text, count in counts.items())
+
+
+def round_floats(text: str) -> str:
+    """Round long floats of the configuration to three significant digits; two labels can then be equal."""
+    return re.sub(r"\d+\.\d{6,}(e-\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
 def shorten_columns(columns: Iterable[str]) -> dict[str, str]:
@@ -125,10 +136,7 @@ class Comparison:
     @cached_property
     def timed_rows(self) -> list[ReportRow]:
         """The rows with times to compare, lowest median first."""
-        return [row for row in self._rows_by_time() if row.rounds]
-
-    def _rows_by_time(self) -> list[ReportRow]:
-        return sorted(self.rows, key=lambda row: row.epoch_s.median if row.epoch_s else math.inf)
+        return sorted((row for row in self.rows if row.rounds), key=lambda row: row.median_s)
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[ReportRow]:
@@ -137,18 +145,38 @@ class Comparison:
         times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
-    def ratio(self, row: ReportRow, other: ReportRow | None = None) -> ConfidenceInterval | None:
-        """The epoch time of a row divided by the epoch time of another row, by default the fastest.
+    @cached_property
+    def time_groups(self) -> dict[str, list[ReportRow]]:
+        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders."""
+        groups: dict[str, list[ReportRow]] = defaultdict(list)
+        for row in self.sorted_rows:
+            if row.rounds:
+                groups[row.label_without_loader].append(row)
+        return dict(groups) if any(len(rows) > 1 for rows in groups.values()) else {"": self.timed_rows}
 
-        None if the rows are the same, or have fewer than three rounds in common.
+    @cached_property
+    def baselines(self) -> dict[ReportRow, ReportRow]:
+        """The fastest row of the group of each timed row."""
+        return {row: rows[0] for rows in self.time_groups.values() for row in rows}
+
+    def ratio(self, row: ReportRow) -> ConfidenceInterval | None:
+        """The epoch time of a row divided by the epoch time of its baseline, over the rounds that both have.
+
+        None if the row is the baseline, or if they have fewer than three rounds in common.
         """
-        return self._ratios.compare(row, other or self.timed_rows[0]) if self.timed_rows else None
+        return self._ratios.compare(row, self.baselines[row]) if row in self.baselines else None
 
     @cached_property
     def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
-        return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
+        return self.rounded((metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"])
+
+    def rounded(self, metric: EpochMetric, split: str | None = None) -> EpochMetric:
+        """Give a percentage as many decimals as the size of its split supports; it is the same for all runs."""
+        dataset = next((run.result.dataset for row in self.rows for run in row.runs if run.result.dataset), {})
+        is_small = dataset.get(f"{split or self.eval_split}_size", math.inf) <= SMALL_SPLIT
+        return replace(metric, digits=1) if is_small and metric.unit == "%" and metric.digits == 2 else metric
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
@@ -164,7 +192,7 @@ class Comparison:
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
-        """The monitored metric by seed for each `label_without_loader`, the best median first; empty for a time.
+        """The monitored metric by seed for each `label_without_loader`, the best mean first; empty for a time.
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
@@ -174,7 +202,7 @@ class Comparison:
         for row in self.rows:
             for seeds, value in row.quality_by_seed(self.metric.name).items():
                 groups[row.label_without_loader].setdefault(seeds, value)
-        return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * median(group[1].values())))
+        return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * fmean(group[1].values())))
 
     def best_run(self, row: ReportRow) -> Run:
         """The completed run of a row with the best value of the monitored metric; its first run if there is none."""
@@ -185,14 +213,27 @@ class Comparison:
 
     @property
     def quality_differs(self) -> bool:
-        return len({median(values.values()) for values in self.quality_by_seed.values()}) > 1
+        return len({fmean(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
     def sorted_rows(self) -> list[ReportRow]:
-        """The rows in the order of table and chart: best quality first, timed rows before others, then by time."""
-        rank = {shared: index for index, shared in enumerate(self.quality_by_seed)} if self.quality_differs else {}
-        timed_first = sorted(self._rows_by_time(), key=lambda row: not row.rounds)
-        return sorted(timed_first, key=lambda row: rank.get(row.label_without_loader, len(rank)))
+        """The rows in the order of table and chart: by setting, best quality first or else by time; then by time."""
+        timed_first = sorted(self.rows, key=lambda row: (not row.rounds, row.median_s))
+        best_first = self.quality_by_seed if self.quality_differs else ()
+        settings = [*dict.fromkeys([*best_first, *(row.label_without_loader for row in timed_first)])]
+        return sorted(timed_first, key=lambda row: settings.index(row.label_without_loader))
+
+    @cached_property
+    def numbers(self) -> dict[str, str]:
+        """The number of each setting, such as `#1`, in the order of the rows; empty if all settings are short."""
+        settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
+        is_long = any(len(round_floats(row.label)) > MAX_LABEL for row in self.rows)
+        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long and any(settings) else {}
+
+    def label(self, row: ReportRow) -> str:
+        """The label of a row in a panel; a long setting is replaced by its number."""
+        number = self.numbers.get(row.label_without_loader)
+        return f"{number} {row.loader}".rstrip() if number else row.label
 
     @property
     def machine_and_data(self) -> str:

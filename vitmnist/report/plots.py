@@ -3,7 +3,7 @@
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from matplotlib import rc_context
@@ -15,39 +15,40 @@ from PIL import Image
 
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
-from vitmnist.report.comparison import LOADER, Comparison, ReportRow
-from vitmnist.report.summary import format_quality, round_floats
+from vitmnist.report.comparison import Comparison, ReportRow, round_floats
+from vitmnist.report.summary import describe_ratio, format_quality
 from vitmnist.timing.table import format_seconds
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-"""The colours of the loaders, in turn; distinguishable with any colour vision (Okabe and Ito, Color Universal Design,
-2008)."""
+BLUE, GREEN, ORANGE = "#0072B2", "#009E73", "#D55E00"
+"""Colours that are distinguishable with any colour vision (Okabe and Ito, Color Universal Design, 2008)."""
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
     "computing": {},
     "other": {"alpha": 0.35},
 }
-"""The parts of an epoch and their styles; `other` is evaluation and saving. The loader determines the colour."""
-CURVES: dict[str, Any] = {"best": (COLOURS[0], "-"), "middle": (COLOURS[2], "--"), "worst": (COLOURS[5], ":")}
+"""The parts of an epoch and their styles; `other` is evaluation and saving."""
+CURVES: dict[str, Any] = {"best": (BLUE, "-"), "middle": (GREEN, "--"), "worst": (ORANGE, ":")}
 """The colours and line styles of the loss curves."""
-WIDTH, ROW_HEIGHT, CURVES_HEIGHT, GAP = 4.8, 0.44, 2.1, 0.25
-"""The width of a panel, the heights of a row and of the loss curves, and the gap between panels, in inches."""
+WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.8, 0.44, 2.1
+"""The width of a panel, and the heights of a row and of the loss curves, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
 STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
+JITTER = 0.24
+"""The height over which the dots of a row are spread, so that each is seen, as a share of the row."""
 MAX_ROWS, LINE_LENGTH = 30, 54
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
 @rc_context(fname=STYLE)
-def draw_panels(comparison: Comparison) -> dict[str, list[bytes]]:
-    """Draw the panels of a comparison that have any values, as PNG images by title; the last of three also wide."""
-    panels: dict[str, list[bytes]] = {}
+def draw_panels(comparison: Comparison) -> dict[str, bytes]:
+    """Draw the panels of a comparison that have any values, as PNG images by title."""
+    panels: dict[str, bytes] = {}
     for figure in draw_figures(comparison):
         png = io.BytesIO()
         figure.savefig(png, format="png", metadata={"Software": None})
-        panels.setdefault(figure.get_suptitle(), []).append(png.getvalue())
+        panels[figure.get_suptitle()] = png.getvalue()
     return panels
 
 
@@ -63,28 +64,27 @@ def join_panels(panels: Iterable[bytes]) -> bytes:
 
 
 def draw_figures(comparison: Comparison) -> Iterator[Figure]:
-    """Draw the quality if it differs, the times, and the loss curves."""
+    """Draw the quality if settings or seeds differ, the times, and the loss curves."""
     rows = [row for row in comparison.sorted_rows if row.epoch_s][:MAX_ROWS]
-    if comparison.quality_differs:
+    if len({value for values in comparison.quality_by_seed.values() for value in values.values()}) > 1:
         yield _draw_quality(comparison)
     if rows:
         yield _draw_times(comparison, rows)
     curves: dict[tuple[float, ...], str] = {}
+    has_settings = len({row.label_without_loader for row in comparison.rows}) > 1
     for row in comparison.sorted_rows:
-        run = comparison.best_run(row)
-        if run.result.status == "completed" and len(run.result.epochs) > 1:
-            # Settings with equal losses, as with other loaders, have one curve.
-            losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
-            curves.setdefault(losses, row.label_without_loader or "best run")
+        for run in [comparison.best_run(row)] if has_settings else row.runs:
+            if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
+                # Settings with equal losses, as with other loaders, have one curve.
+                losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
+                setting = row.label_without_loader
+                curves.setdefault(losses, comparison.numbers.get(setting, setting) if has_settings else "")
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
         title = _capitalize(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch")
         yield _draw_curves(title, ranked)
-        if comparison.quality_differs and rows:
-            # In two columns, the third panel takes a row.
-            yield _draw_curves(title, ranked, 2 * WIDTH + GAP)
 
 
 def _capitalize(text: str) -> str:
@@ -92,46 +92,49 @@ def _capitalize(text: str) -> str:
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
-    """Draw a dot for each seed, and behind the dots a tick for their median. All loaders of a setting have one row."""
+    """Draw a dot for each seed, and behind the dots a tick for their mean. All loaders of a setting have one row."""
     metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
-    dot: dict[str, Any] = {"color": COLOURS[0], "linestyle": "", "marker": "o", "markersize": 6, "alpha": 0.8}
-    tick: dict[str, Any] = dot | {"color": "black", "marker": "|", "markersize": 16, "markeredgewidth": 2, "zorder": 1}
+    dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 6, "markeredgecolor": "white"}
+    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12, "markeredgewidth": 2}
     legend = [Line2D([], [], label="a seed", **dot)]
     if any(len(values) > 1 for _, values in groups):
-        legend.append(Line2D([], [], label="median, as printed", **tick))
+        legend.append(Line2D([], [], label="mean", **tick))
     title = _capitalize(comparison.title(metric))
     figure, axes = _create_panel(title, legend, ROW_HEIGHT * len(groups))
-    _label_rows(axes, [(label, format_quality(metric, median(values.values()))) for label, values in groups])
+    labels = [comparison.numbers.get(label, label) or "all runs" for label, _ in groups]
+    means = [fmean(values.values()) for _, values in groups]
+    _label_rows(axes, [(label, format_quality(metric, mean)) for label, mean in zip(labels, means, strict=True)])
     for position, (_, values) in enumerate(groups):
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
-        axes.plot([*values.values()], [position] * len(values), **dot)
+        step = JITTER / max(len(values) - 1, 2)
+        heights = [position + step * (index - (len(values) - 1) / 2) for index in range(len(values))]
         if len(values) > 1:
-            axes.plot(median(values.values()), position, **tick)
+            axes.plot(means[position], position, **tick)
+        axes.plot([*values.values()], heights, **dot)
     return figure
 
 
 def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     """Draw the phases of an epoch as a bar."""
-    legend = [Patch(label=name, facecolor="#777777", edgecolor="#777777", **style) for name, style in PHASES.items()]
+    legend = [Patch(label=name, facecolor=BLUE, edgecolor=BLUE, **style) for name, style in PHASES.items()]
     figure, axes = _create_panel("Seconds per epoch", legend, ROW_HEIGHT * len(rows))
     ratios = [comparison.ratio(row) for row in rows]
-    texts = [f", {'' if ratio.is_clear else '≈'}{ratio.mean:.2f}×" if ratio else "" for ratio in ratios]
     times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
-    labels = [row.label or "all runs" for row in rows]
+    texts = [f", {text}×" if (text := describe_ratio(comparison, row)) else "" for row in rows]
+    labels = [comparison.label(row) or "all runs" for row in rows]
     _label_rows(axes, [(label, time + text) for label, time, text in zip(labels, times, texts, strict=True)])
-    loaders = [*dict.fromkeys(row.values.get(LOADER) for row in comparison.rows)]
     for position, row in enumerate(rows):
-        _draw_bar(axes, position, row, COLOURS[loaders.index(row.values.get(LOADER)) % len(COLOURS)])
+        _draw_bar(axes, position, row)
     keys = {
         "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        "×: to the fastest": any(ratios),
+        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}": any(ratios),
         "≈: within noise": any(ratio and not ratio.is_clear for ratio in ratios),
     }
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
     return figure
 
 
-def _draw_bar(axes: Axes, position: int, row: ReportRow, colour: str) -> None:
+def _draw_bar(axes: Axes, position: int, row: ReportRow) -> None:
     time, wait, compute = row.epoch_s, row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     assert time
     # The medians can come from different runs, so their sum could exceed the epoch.
@@ -139,26 +142,33 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, colour: str) -> None:
     ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
-        axes.barh(position, end - start, 0.4, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
+        axes.barh(position, end - start, 0.4, left=start, facecolor=BLUE, edgecolor=BLUE, linewidth=0.6, **style)
         start = end
     if time.n > 1:
         whiskers = [[time.median - time.low], [time.high - time.median]]
         axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
 
 
-def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]], width: float = WIDTH) -> Figure:
-    """Draw the curves of the best, the middle and the worst of some settings; `ranked` has the best first."""
+def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
+    """Draw the curves of the best, the middle and the worst of some settings; `ranked` has the best first.
+
+    Curves without a label are those of the seeds of a single setting, and all of them are drawn.
+    """
+    has_settings = all(label for _, label in ranked)
     # With fewer than three curves, a later name replaces an earlier one.
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
+    if not has_settings:
+        names = dict.fromkeys(range(len(ranked)), "best")
     lines = []
     for index, name in sorted(names.items()):
         losses, label = ranked[index]
-        text = _shorten(f"{name} setting: {label}" if len(ranked) > 1 else label, LINE_LENGTH)
         colour, style = CURVES[name]
+        text = _shorten(f"{name} setting: {label}", LINE_LENGTH) if has_settings else "a seed"
         epochs = range(1, len(losses) + 1)
         lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
-    figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5, width=width)
-    axes.set_xlabel("epoch, in the best run of a setting" if len(ranked) > 1 else "epoch", loc="left")
+    legend = lines if has_settings else lines[:1]
+    figure, axes = _create_panel(title, legend, CURVES_HEIGHT, columns=1, left=0.5)
+    axes.set_xlabel("epoch, in the best run of a setting" if has_settings else "epoch", loc="left")
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()
@@ -168,16 +178,16 @@ def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]], widt
 
 
 def _create_panel(
-    title: str, legend: Sequence[Any], height: float, columns: int = 3, left: float = MARGIN, width: float = WIDTH
+    title: str, legend: Sequence[Any], height: float, columns: int = 3, left: float = MARGIN
 ) -> tuple[Figure, Axes]:
     """Create a figure with a title, a legend, and below them axes of a height in inches."""
     top = TOP + 0.18 * (len(legend) - 1) * (columns == 1)
     total = top + height + BOTTOM
-    figure = Figure(figsize=(width, total))
-    figure.suptitle(title, x=MARGIN / width, y=1 - MARGIN / total, ha="left", va="top")
-    corner = (MARGIN / width, 1 - 0.4 / total)
+    figure = Figure(figsize=(WIDTH, total))
+    figure.suptitle(title, x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")
+    corner = (MARGIN / WIDTH, 1 - 0.4 / total)
     figure.legend(handles=legend, ncols=columns, loc="upper left", bbox_to_anchor=corner)
-    axes = figure.add_axes((left / width, BOTTOM / total, 1 - (left + MARGIN) / width, height / total))
+    axes = figure.add_axes((left / WIDTH, BOTTOM / total, 1 - (left + MARGIN) / WIDTH, height / total))
     return figure, axes
 
 

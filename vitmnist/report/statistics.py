@@ -39,7 +39,7 @@ class ConfidenceInterval:
         return max(self.low, 1 / self.high) > NEGLIGIBLE_RATIO
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ({self.low:.2f}–{self.high:.2f}{'' if self.is_clear else ', within noise'})"
+        return f"{self.mean:.2f} times as long (95% interval {self.low:.2f}–{self.high:.2f})"
 
 
 class PairwiseComparison(Generic[T]):

@@ -3,32 +3,26 @@
 A sentence spells out the overrides of at most one configuration; the table has the others.
 """
 
-import re
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 from vitmnist.metrics.epoch_table import EpochMetric
-from vitmnist.report.comparison import Comparison, ReportRow
-from vitmnist.report.statistics import PairwiseComparison, format_spread
-from vitmnist.timing.table import Bottleneck, format_seconds
+from vitmnist.report.comparison import Comparison, ReportRow, round_floats
+from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_spread
+from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
 NO_TIME = (
     "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
 )
-NO_RATIO = "Fewer than three rounds do not show the noise of times; set repeats=3 or more."
+CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a validation split."
 
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    sentences = [summarize_quality(comparison), *summarize_times(comparison), summarize_launches(comparison)]
+    choice = CHOSEN_ON_TEST if comparison.quality_differs and comparison.eval_split == "test" else ""
+    sentences = [summarize_quality(comparison), choice, *summarize_times(comparison), summarize_launches(comparison)]
     return [*map(round_floats, filter(None, sentences))]
-
-
-def round_floats(text: str) -> str:
-    """Round long floats of the configuration to three significant digits; two labels can then be equal."""
-    return re.sub(r"\d+\.\d{6,}(e-\d+)?", lambda number: f"{float(number[0]):.3g}", text)
 
 
 def format_quality(metric: EpochMetric, value: float) -> str:
@@ -46,22 +40,32 @@ def summarize_quality(comparison: Comparison) -> str:
         return ""
     label, values = next(iter(groups.items()))
     title = comparison.title(metric).removesuffix(", %")
-    best = format_quality(metric, median(values.values()))
-    mean = format_mean(metric, values.values()) if len(values) > 1 else ""
+    best = format_mean(metric, values.values())
+    over_seeds = f" (mean ± sd over {_count(values)})" if len(values) > 1 else ""
     if not comparison.quality_differs:
-        if mean and len(groups) == 1:
-            best = f"{mean} (mean ± standard deviation over {_count(values)})"
-        return f"{title[0].upper()}{title[1:]}: {best}{' in each configuration' if len(groups) > 1 else ''}."
+        where = " in each configuration" if len(groups) > 1 else ""
+        return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    if not mean:
-        return f"{extreme} {title}: {label}, {best}. {_quality_noise(comparison, label)}"
-    over_seeds = f"mean {mean} over {_count(values)}"
-    return f"{extreme} median {title}: {label}, {best} ({over_seeds}). {_quality_noise(comparison, label)}"
+    name = f"{comparison.numbers[label]} ({label})" if comparison.numbers else label
+    noise = _quality_noise(comparison, label)
+    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}. {noise}"
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
-    """Format mean and standard deviation of two or more values, such as `97.31% ± 0.42`."""
-    return f"{format_quality(metric, fmean(values))} ± {format_quality(metric, stdev(values)).rstrip('%')}"
+    """Format a value, or the mean and the standard deviation of several, such as `97.31% ± 0.42`."""
+    mean = format_quality(metric, fmean(values))
+    return f"{mean} ± {format_quality(metric, stdev(values)).rstrip('%')}" if len(values) > 1 else mean
+
+
+def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
+    """Format the ratio to the baseline, with ≈ if the difference may be noise; empty with fewer than three rounds."""
+    baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
+    if not baseline or not ratio:
+        is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
+        return "1" if is_baseline else ""
+    # The quotient of the times as they are printed, so that a reader finds the same ratio.
+    time, lowest = (float(format_seconds(each.median_s).replace(",", "")) for each in (row, baseline))
+    return f"{'' if ratio.is_clear else '≈'}{time / lowest:.2f}"
 
 
 def _count(values: Mapping[str, float]) -> str:
@@ -83,7 +87,9 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
         seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
     if within_noise := sum(low <= 0 for low in lowest):
-        return f"Within noise of it: {within_noise} of {len(lowest)} others."
+        which = "any other" if within_noise == len(lowest) else f"{within_noise} of {len(lowest)} others"
+        rule = "the 95% intervals of the differences, for all pairs at once, include 0"
+        return f"{_count(groups[best])} cannot separate it from {which}: {rule}."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
     return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 
@@ -91,21 +97,16 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
 def summarize_times(comparison: Comparison) -> list[str]:
     """Name the loader with the lowest time, for each combination of the other values that vary.
 
-    If no loaders are compared, name the configuration with the lowest time.
+    If no loaders are compared, name the configuration with the lowest time. With too few rounds, give the range.
     """
-    timed = comparison.timed_rows
-    if len(timed) < 2:
-        return [f"Time: {_name_and_time(row.label, row)}" for row in timed] or [NO_TIME]
-    ratios = [ratio for row in timed if (ratio := comparison.ratio(row))]
-    groups: dict[str, list[ReportRow]] = defaultdict(list)
-    for row in timed:
-        groups[row.label_without_loader].append(row)
-    sentences = [_compare_loaders(comparison, shared, rows) for shared, rows in groups.items() if len(rows) > 1]
-    if not sentences:
-        within_noise = sum(not ratio.is_clear for ratio in ratios)
-        noise = f" Within noise of it: {within_noise} of {len(ratios)} others." if within_noise else ""
-        sentences = [f"Lowest time: {_name_and_time(timed[0].label, timed[0])}{noise}"]
-    return sentences if ratios else [*sentences, NO_RATIO]
+    times = [row.epoch_s for row in comparison.timed_rows if row.epoch_s]
+    if len(times) < 2:
+        return [f"Time: {_format_time(time)}." for time in times] or [NO_TIME]
+    if not any(map(comparison.ratio, comparison.timed_rows)):
+        rounds = "one round" if max(time.n for time in times) == 1 else "fewer than three rounds in common"
+        span = f"{format_seconds(times[0].median)}–{format_seconds(times[-1].median)}"
+        return [f"Times: {span} s per epoch, {rounds}, not compared; set repeats=3 or more."]
+    return [_compare_times(comparison, *group) for group in comparison.time_groups.items()]
 
 
 def summarize_launches(comparison: Comparison) -> str:
@@ -120,16 +121,28 @@ def summarize_launches(comparison: Comparison) -> str:
     return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 
-def _compare_loaders(comparison: Comparison, shared: str, rows: Sequence[ReportRow]) -> str:
-    """Name the loader with the lowest time among rows with some shared values, and compare the others with it."""
-    best, *others = rows
-    ratios = {row.loader: comparison.ratio(row, best) for row in others}
-    relative = ", ".join(f"{loader} {ratio}" for loader, ratio in ratios.items() if ratio)
-    title = f"Lowest time at {shared}" if shared else "Lowest time"
-    return f"{title}: {_name_and_time(best.loader, best)}" + (f" Relative to it: {relative}." if relative else "")
+def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRow]) -> str:
+    """Name the row with the lowest time, and say which others take longer beyond noise."""
+    best = rows[0]
+    assert best.epoch_s
+    has_loaders = len({row.label_without_loader for row in rows}) == 1
+    name = best.loader if has_loaders else best.label
+    time = f"{name}, {_format_time(best.epoch_s)}."
+    title = f"Lowest time at {comparison.numbers.get(setting, setting)}" if setting else "Lowest time"
+    ratios = {row: ratio for row in rows if (ratio := comparison.ratio(row))}
+    slower = [f"{row.loader} takes {ratio}" for row, ratio in ratios.items() if ratio.is_clear]
+    others = [row.loader for row, ratio in ratios.items() if not ratio.is_clear]
+    answer = [f"{title}: {time}"]
+    if ratios and not slower:
+        kind = "loader" if has_loaders else "configuration"
+        answer.append(f"No other {kind} differs beyond noise ({best.epoch_s.n} rounds).")
+    elif has_loaders and ratios:
+        noise = f"; {' and '.join(others)} {'are' if len(others) > 1 else 'is'} within noise of it" if others else ""
+        answer.append(f"Compared within each round, {', '.join(slower)}{noise}.")
+    elif others:
+        answer.append(f"Within noise of it: {len(others)} of {len(ratios)} others.")
+    return " ".join(answer)
 
 
-def _name_and_time(name: str, row: ReportRow) -> str:
-    assert row.epoch_s
-    time = f"{format_seconds(row.epoch_s.median)} s per epoch ({format_spread(row.epoch_s)})."
-    return f"{name}, {time}" if name else time
+def _format_time(time: Spread) -> str:
+    return f"{format_seconds(time.median)} s per epoch ({format_spread(time)})"

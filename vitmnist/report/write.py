@@ -7,9 +7,11 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from string import Template
 from typing import Any
 from urllib.parse import quote
@@ -19,11 +21,11 @@ from tabulate import tabulate
 
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
-from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
+from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare
 from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_spread
-from vitmnist.report.summary import format_mean, summarize_comparison
+from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
 from vitmnist.runtime.files import UnreadableError, display_path, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
@@ -35,6 +37,10 @@ PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html"
 """The template of the page, and the text that explains a report."""
 RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
+NUMBER, MEAN, MEDIAN = "#", " (mean ± sd)", " (median)"
+"""The title of the column for the number of a setting, and the ends of the titles of columns with several values."""
+MAX_LINK = 36
+"""The number of characters of a folder in a link; of a longer one, the number of the job is shown."""
 
 
 def write_report(folders: Sequence[Path], output: Path) -> str:
@@ -50,7 +56,7 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in charts.items():
         if panels:
-            write_atomic(output / name, join_panels(png for png, *_ in panels.values()))
+            write_atomic(output / name, join_panels(panels.values()))
     contents = {"csv": format_csv(comparisons, output), "md": text, "html": format_html(text, charts)}
     for suffix, content in contents.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
@@ -61,33 +67,36 @@ def format_markdown(
     folders: Sequence[Path],
     comparisons: Sequence[Comparison],
     output: Path,
-    charts: Mapping[str, Mapping[str, list[bytes]]],
+    charts: Mapping[str, Mapping[str, bytes]],
 ) -> str:
     """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
-    command = f"<small><code>{_escape(_find_command(folders))}</code></small>"
+    command = f"<small><code>{_escape(_find_command(folders, comparisons))}</code></small>"
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
-        heading, *sentences, about, table = _format_section(comparison, output, _escape, _link, "pipe")
+        heading, *sentences, about, table, details = _format_section(comparison, output, _escape, _link, "pipe")
         parts += [f"## {heading}"] if len(comparisons) > 1 else []
         parts += [*sentences, command, f"<small>{about}</small>", *([f"![Panels]({chart})"] if panels else []), table]
-        if comparison.facts:
-            facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
-            table = _format_table(facts, _escape, _link, "pipe")
-            title = "<summary>Machine, software and data</summary>"
-            parts.append(f'<details markdown="1">{title}\n\n{table}\n\n</details>')
+        facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
+        folded = {
+            "Other metrics": details,
+            "Machine, software and data": _format_table(facts, _escape, _link, "pipe"),
+        }
+        for title, table in folded.items():
+            if table:
+                parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join([*parts, LEGEND.read_text(encoding="utf-8")])
 
 
 def format_text(comparisons: Sequence[Comparison], output: Path) -> str:
-    """Format the report for a terminal, without the facts about machine and software."""
+    """Format the report for a terminal, without other metrics and without the facts about machine and software."""
     sections = [_format_section(comparison, output, _one_line, _one_line, "simple") for comparison in comparisons]
-    return "\n\n".join(part for _, *section in sections for part in section)
+    return "\n\n".join(part for _, *section, _ in sections for part in section)
 
 
 def _format_section(
     comparison: Comparison, output: Path, clean: Formatter, link: Formatter, table_format: str
 ) -> list[str]:
-    """Format machine and data, the sentences, the date with machine and data, and the table of a comparison."""
+    """Format machine and data, the sentences, the date with machine and data, and both tables of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
         best_run = comparison.best_run(comparison.sorted_rows[0])
@@ -95,79 +104,100 @@ def _format_section(
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     machine = clean(comparison.machine_and_data)
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"
-    table = _format_table(build_table(comparison, output), clean, link, table_format)
-    return [machine, first, *others, about, table]
+    tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
+    return [machine, first, *others, about, *(_format_table(rows, clean, link, table_format) for rows in tables)]
 
 
-def _find_command(folders: Sequence[Path]) -> str:
-    """Return the command of a sweep, from Hydra's record, or else the command that writes the report."""
+def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:
+    """Return the command of a sweep or a search, from its records, or else the command that writes the report."""
     if len(folders) == 1:
         with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError):
             record: Any = read_json_or_yaml(folders[0] / "multirun.yaml")
             overrides = record["hydra"]["overrides"]["task"]
             # A sweep adds the numbers of its rounds to what was typed.
             return shlex.join(["python", "train.py", "-m", *(text for text in overrides if text[:7] != "repeat=")])
+        # Optuna's sweeper leaves no `multirun.yaml`. It adds the values of a trial to what was typed.
+        first, *others = (run.result.overrides for item in comparisons for row in item.rows for run in row.runs)
+        shared = [text for text in first if all(text in overrides for overrides in others)]
+        if any(text.startswith("hparams_search=") for text in shared):
+            return shlex.join(["python", "train.py", *shared])
     return shlex.join(["vitmnist", "report", *map(display_path, folders)])
 
 
 def _link(path: str) -> str:
-    return f"[{_escape(path)}]({quote(path)})"
+    text = path if len(path) <= MAX_LINK else Path(path).name
+    job = re.match(r"\d+", text)
+    return f"[{_escape(f'run {job[0]}' if len(text) > MAX_LINK and job else text)}]({quote(path)})"
 
 
-def format_html(text: str, charts: Mapping[str, Mapping[str, list[bytes]]]) -> str:
+def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
     """Convert the Markdown report to a page with the panels in it."""
     body = markdown(text, extensions=["tables", "md_in_html"], output_format="html")
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for chart, panels in charts.items():
-        images = "".join(_format_panel(title, *pngs) for title, pngs in panels.items())
+        images = "".join(_format_panel(title, png) for title, png in panels.items())
         body = body.replace(f'<p><img alt="Panels" src="{chart}"></p>', f'<div class="panels">{images}</div>', 1)
     title = body[body.index("<h1>") + len("<h1>") : body.index("</h1>")]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(title=title, body=body)
 
 
-def _format_panel(title: str, *pngs: bytes) -> str:
-    """Format a panel as a picture; where two panels are side by side, its wide version if it has any."""
-    image, *wide = (f"data:image/png;base64,{b64encode(png).decode()}" for png in pngs)
-    sources = "".join(f'<source media="(700px <= width < 1100px)" srcset="{source}">' for source in wide)
-    return f'<picture>{sources}<img alt="{html.escape(title)}" src="{image}"></picture>'
+def _format_panel(title: str, png: bytes) -> str:
+    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{b64encode(png).decode()}">'
 
 
 def _relative_folder(run: Run, output: Path) -> str:
-    return Path(os.path.relpath(run.folder, output)).as_posix()
+    """Return the path of a run's folder from the report; `../NAME` if the report is in it."""
+    relative = Path(os.path.relpath(run.folder, output))
+    return (relative if relative.name else Path("..", run.folder.resolve().name)).as_posix()
 
 
-def build_table(comparison: Comparison, output: Path) -> list[dict[str, str]]:
+def build_table(comparison: Comparison, output: Path, other_metrics: bool = False) -> list[dict[str, str]]:
     """Return a row for each configuration, in the order of the panels, without columns that have no value.
 
-    The status is left out too if all runs completed.
+    The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
-    rows = [_cells(comparison, row, output) for row in comparison.sorted_rows]
-    titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
-    return [{title: row[title] for title in titles} for row in rows]
+    metric, table, rows = comparison.metric, build_epoch_table(), comparison.sorted_rows
+    settings: dict[str, list[str]] = {}
+    for column in comparison.columns:
+        settings[rows[0].names[column]] = [format_value(row.values.get(column, EMPTY_CELL)) for row in rows]
+    # Long settings stand after the metrics, so that a phone shows the metrics.
+    numbers = [comparison.numbers.get(row.label_without_loader, "") for row in rows]
+    columns = {NUMBER: numbers} if comparison.numbers else dict(settings)
+    if other_metrics:
+        # Quality stands before times.
+        for other in sorted(table.values(), key=lambda other: other.summary != "selected"):
+            if other.column and other.name not in (metric.name, EPOCH_S.name):
+                columns |= _format_metric(comparison, comparison.rounded(other))
+        columns |= settings
+    else:
+        columns |= _format_metric(comparison, metric)
+        if comparison.eval_split != "test":
+            accuracy = replace(comparison.rounded(table["eval_acc"], "test"), name=TEST_ACC)
+            columns |= _format_metric(comparison, accuracy, "test accuracy of these runs, %")
+        columns |= _format_metric(comparison, EPOCH_S)
+        columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
+        ranges = [format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL for row in rows]
+        columns["range"] = [text.removeprefix("range ") for text in ranges]
+        columns |= settings | {"status": [row.status for row in rows]}
+        columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
+    shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}
+    return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
-def _cells(comparison: Comparison, row: ReportRow, output: Path) -> dict[str, str]:
-    metric, table = comparison.metric, build_epoch_table()
-    cells = {row.names[column]: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
-    cells[comparison.title(metric)] = _format_median(row.spreads[metric.name], metric.digits)
-    values = row.quality_by_seed(metric.name).values()
-    over_seeds = f"{format_mean(metric, values).replace('%', '')}, n={len(values)}" if len(values) > 1 else EMPTY_CELL
-    cells["over seeds"] = over_seeds
-    if comparison.eval_split != "test":
-        cells["test accuracy, %"] = _format_median(row.spreads[TEST_ACC], digits=2)
-    cells["epoch, s"] = _format_median(row.epoch_s)
-    is_repeated = row.epoch_s and row.epoch_s.n > 1
-    cells["range"] = format_spread(row.epoch_s).removeprefix("range ") if row.epoch_s and is_repeated else EMPTY_CELL
-    cells |= {"× fastest": str(comparison.ratio(row) or EMPTY_CELL), "status": row.status}
-    # Quality stands before times.
-    for column in sorted(table.values(), key=lambda column: column.summary != "selected"):
-        if column.column:
-            cells.setdefault(comparison.title(column), _format_median(row.spreads[column.name], column.digits))
-    return cells | {RUN: _relative_folder(comparison.best_run(row), output)}
+def _format_metric(comparison: Comparison, metric: EpochMetric, title: str = "") -> dict[str, list[str]]:
+    """Format a metric of all rows by its title, which names the centre if any row has several values."""
+    title = title or comparison.title(metric)
+    if metric.summary == "selected":
+        by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]
+        cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
+        return {title + MEAN * any(len(values) > 1 for values in by_row): cells}
+    spreads = [row.spreads[metric.name] for row in comparison.sorted_rows]
+    title += MEDIAN * any(spread and spread.n > 1 for spread in spreads)
+    return {title: [_format_median(spread, metric.digits) for spread in spreads]}
 
 
-def _format_median(spread: Spread | None, digits: int | None = None) -> str:
+def _format_median(spread: Spread | None, digits: int | None) -> str:
     if spread is None:
         return EMPTY_CELL
     return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
@@ -184,8 +214,10 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
             ratio = comparison.ratio(row)
             ratios = (ratio.mean, ratio.low, ratio.high) if ratio else (None,) * 3
             cells |= zip(("ratio_to_fastest", "ratio_low", "ratio_high"), ratios, strict=True)
-            for name, spread in row.spreads.items():
-                cells[name] = spread and spread.median
+            for name in (*build_epoch_table(), TEST_ACC):
+                values = row.quality_by_seed(name).values()
+                spread = row.spreads.get(name) or (Spread.of(values) if values else None)
+                cells[name] = fmean(values) if name not in row.spreads and values else spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
             cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
@@ -194,9 +226,11 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
 
 
 def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter, table_format: str) -> str:
-    """Format a table, with numbers aligned at the right."""
+    """Format a table, with numbers aligned at the right; empty without rows."""
+    if not rows:
+        return ""
     cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
-    numeric = [all(re.fullmatch(r"-?\d[\d.,e-]*|–", row[title]) for row in rows) for title in rows[0]]
+    numeric = [all(re.fullmatch(r"≈?-?\d[\d.,e-]*( ± [\d.]+)?|–", row[title]) for row in rows) for title in rows[0]]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]
     return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
 

@@ -40,7 +40,10 @@ READ_SIZE = 2**20
 """Number of bytes to read at a time for a checksum."""
 CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """The errors of reading a missing or damaged cache."""
-FOLDER_ADVICE = "data.loader.folder=FOLDER or data.root=FOLDER (folder=… of make_loader and from_dataloader)"
+FOLDER_ADVICE = (
+    "data.root=FOLDER, or data.loader.folder if you set it (root= of load_dataset, folder= of make_loader and "
+    "from_dataloader)"
+)
 
 Chunks = Iterable[tuple[Tensor, ...]]
 """The tensors of consecutive samples, such as images `[B, …]` and labels `[B, …]`; the last has a row per sample."""
@@ -143,8 +146,8 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
                 if needed > (free := shutil.disk_usage(folder).free):
                     raise OutOfSpaceError(
                         f"cache: the decoded dataset takes {format_mib(needed)} on the disk of {folder}, where "
-                        f"{format_mib(free)} are free; name a folder on another disk with {FOLDER_ADVICE}, or choose "
-                        "data/loader=disk"
+                        f"{format_mib(free)} are free; name a folder on another disk with {FOLDER_ADVICE}, or make "
+                        "the images smaller, as with data.dataset.size"
                     )
                 _write_headers(files, arrays, counts)
             for file, array in zip(files, arrays, strict=True):

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -64,6 +63,13 @@ class ModelAndLoss(nn.Module):
 class Execution:
     """Divides the batches of a step into microbatches, and computes the loss of each.
 
+    `_run` computes the loss of a microbatch. Each mode has one method that assigns it:
+
+        eager       `_run_eagerly`, in the beginning and after another mode has failed
+        compiled    `_compile`, called by `prepare`
+        CUDA graph  `_capture`, called by `prepare`
+        DDP         `distribute`, around the eager or compiled module
+
     Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
     normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
 
@@ -93,7 +99,7 @@ class Execution:
         # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
         self._num_microbatches = math.ceil(self.batch_size / (self.options.micro_batch or self.batch_size))
         self.microbatch_size = math.ceil(self.batch_size / self._num_microbatches)
-        self._make_eager()
+        self._run_eagerly()
         self.train_mode()  # `prepare` compiles the code of this mode.
         self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
         """Whether the output for an image depends on its microbatch."""
@@ -104,13 +110,12 @@ class Execution:
                 self.options.micro_batch,
             )
 
-    def _make_eager(self) -> None:
+    def _run_eagerly(self) -> None:
         self._eager = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
-        self._active: nn.Module = self._eager
-        """The model with its loss, eager or compiled. With several ranks, DDP wraps the module."""
-        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
-        """The same module as graphs, by the names, shapes and dtypes of their inputs."""
+        self._run: Callable[[dict[str, Tensor]], Sums] = self._eager
         self._mix_batch = self.preprocess.mix_batch
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
+        """The captured graphs, by the names, shapes and dtypes of their inputs."""
 
     def train_mode(self) -> None:
         """Set the model to training mode, except frozen batch normalisations."""
@@ -118,9 +123,9 @@ class Execution:
         for norm in self.frozen_batch_norms:
             norm.eval()
 
-    def microbatches(self, batch: Batch) -> list[Batch]:
-        """Return the microbatches of a batch, after padding it and mixing its images if configured."""
-        count = math.ceil(len(batch) / self.microbatch_size)
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Pad a batch for compiled code, and mix its images if configured."""
+        whole_microbatches = math.ceil(len(batch) / self.microbatch_size) * self.microbatch_size
         if self.options.compile and not self.has_batch_norm:
             batch = batch.padded(self._num_microbatches * self.microbatch_size)
         if self.preprocess.has_mixing:
@@ -129,14 +134,13 @@ class Execution:
             with self._eager_if(len(batch) < self.batch_size):
                 images, targets = self._mix_batch(batch.images, batch.labels, batch.keys)
             batch = Batch(images, batch.labels, batch.global_size, targets=targets)
-        # Padding can fill whole microbatches. Leave them out.
-        return list(islice(batch.microbatches(self.microbatch_size), count))
+        # Mixing is compiled for the whole batch; leave out the microbatches that only padding fills.
+        return next(batch.microbatches(whole_microbatches))
 
     def compute_loss(self, micro: Batch) -> Sums:
         """Compute the loss and the metrics of a microbatch."""
-        inputs = micro.tensors()
         with self._eager_if(len(micro) < self.microbatch_size):
-            return self._graphs.get(_signature(inputs), self._active)(inputs)
+            return self._run(micro.tensors())
 
     def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
         """Skip compiled code for a short batch, which would be compiled again."""
@@ -144,11 +148,12 @@ class Execution:
 
     def distribute(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
-        self._active = world.wrap_ddp(self._active)
+        if isinstance(self._run, nn.Module):  # Graphs support a single rank.
+            self._run = world.wrap_ddp(self._run)
 
     def skip_all_reduce(self) -> AbstractContextManager[object]:
         """Return a context in which a backward pass adds to the gradients of this rank only."""
-        return self._active.no_sync() if isinstance(self._active, DistributedDataParallel) else nullcontext()
+        return self._run.no_sync() if isinstance(self._run, DistributedDataParallel) else nullcontext()
 
     def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
         """Compile the code or capture a graph for batches of this size and dtype.
@@ -157,7 +162,7 @@ class Execution:
         changes the gradients, the model's buffers and the random state.
 
         Args:
-            compute_gradient: calls `microbatches`, `compute_loss` and `backward`.
+            compute_gradient: calls `prepare_batch`, `compute_loss` and `backward`.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
@@ -177,13 +182,13 @@ class Execution:
             self.compile_s += time.perf_counter() - started
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self.options = self.options.fall_back(first_line(error))
-            self._make_eager()
+            self._run_eagerly()
             log.info("the step stays eager:\n%s", self.options.describe())
 
     def _compile(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
         """Compile the module and the mixing by computing a gradient."""
-        if self._active is self._eager:
-            self._active = torch.compile(self._eager, fullgraph=True, dynamic=False)  # type: ignore[assignment]
+        if self._run is self._eager:
+            self._run = torch.compile(self._eager, fullgraph=True, dynamic=False)
             self._mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
         try:
             compute_gradient(batch)  # Later jobs of a sweep hit torch's compile cache here.
@@ -197,8 +202,7 @@ class Execution:
         No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the model waits for the
         GPU, or does anything else that cannot be captured.
         """
-        (whole,) = self.microbatches(batch)
-        samples = {name: tensor.clone() for name, tensor in whole.tensors().items()}
+        samples = {name: tensor.clone() for name, tensor in self.prepare_batch(batch).tensors().items()}
         if _signature(samples) in self._graphs:
             return
         self.model.zero_grad()
@@ -208,6 +212,11 @@ class Execution:
         # Torch replaces the `forward` method of its argument. Wrap the module so that it stays as it is.
         wrapper = nn.Sequential(self._eager)
         self._graphs[_signature(samples)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
+        self._run = self._replay
+
+    def _replay(self, inputs: dict[str, Tensor]) -> Sums:
+        """Replay the graph for inputs of these shapes and dtypes; without such a graph, run eagerly."""
+        return self._graphs.get(_signature(inputs), self._eager)(inputs)
 
 
 def _signature(inputs: dict[str, Tensor]) -> object:

@@ -134,7 +134,8 @@ class TrainStep:
         for parameter in self._parameters:
             parameter.grad = None
         totals: dict[str, Tensor] = {}
-        microbatches = self.execution.microbatches(batch)
+        batch = self.execution.prepare_batch(batch)
+        microbatches = list(batch.microbatches(self.execution.microbatch_size))
         for micro in microbatches:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
             skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()

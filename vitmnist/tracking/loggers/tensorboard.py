@@ -9,20 +9,21 @@ import numpy as np
 import yaml
 from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
 from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
+from vitmnist.metrics.epoch_table import EpochMetric, build_epoch_table
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
-from vitmnist.tracking.result import Result
+from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
 
-IDENTIFYING_KEYS = ("model", "data.dataset", "data.loader", "batch_size", "optimizer", "optimizer.lr", "seed")
-"""The keys, and groups whose member is named, that HParams has for every run."""
+TEST_TAG = "eval/test_acc"
+"""The tag of the accuracy on the test split, which a run with a validation split evaluates once."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -41,26 +42,44 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         self._run = Run(folder, result)
+        self._descriptions = _describe_tags(result.eval_split)
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
         # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
         # again.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
-        earlier_steps = [event for record in result.epochs for event in _steps(record, first)]
+        earlier_steps = [event for record in result.epochs for event in self._steps(record, first)]
         self._append(version, start, config, _event(_hyperparameters(result), first), *earlier_steps)
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        result = self._run.result
+        if result.epochs and (accuracy := self._run.value_of(TEST_ACC)) is not None:
+            self._append(*self._scalars({TEST_TAG: accuracy}, len(result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
         values, metric = collect_epoch_scalars(record), self._run.monitored_metric
         if self._run.result.eval_split == "validation" and metric and metric.summary == "selected":
-            # HParams shows the last value of the first five tags; this is the fifth, and has the value in the report.
-            best = self._run.value_of(metric.name)
-            values |= {} if best is None else {f"train_best/{metric.name}": best}
-        self._append(*_scalars(values, record["epoch"] + 1, record["ended_at"]), *_steps(record))
+            best = self._run.value_of(metric.name)  # The value in the report.
+            values |= {} if best is None else {_best_tag(metric): best}
+        self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, picture in images.items():
             self._append(_event(image(f"visuals/{name}", np.asarray(picture), dataformats="HWC"), epoch + 1))
+
+    def _steps(self, record: EpochRecord, first: int = 1) -> Iterator[Event]:
+        for values in record["steps"]:
+            if values["step"] + 1 >= first:
+                yield from self._scalars(collect_step_scalars(values), values["step"] + 1, record["ended_at"])
+
+    def _scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
+        """Yield an event for each value, so that a truncated file loses few values."""
+        for tag, value in values.items():
+            default = "step = training step" if tag.startswith("train_step/") else "step = epoch"
+            metadata = SummaryMetadata(summary_description=self._descriptions.get(tag, default))
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=metadata)])
+            yield Event(wall_time=wall_time, step=step, summary=summary)
 
     def _append(self, *events: Event) -> None:
         content = io.BytesIO()
@@ -70,8 +89,24 @@ class TensorBoard(Logger):
         append_bytes(self._path, content.getvalue())
 
 
+def _best_tag(metric: EpochMetric) -> str:
+    # HParams sorts tags, capital letters first, and shows the first five.
+    return f"eval/Best_{metric.name.removeprefix('eval_')}"
+
+
+def _describe_tags(eval_split: str | None) -> dict[str, str]:
+    """Describe each tag of an epoch by its unit, its split and the meaning of a step."""
+    descriptions = {TEST_TAG: "%, test split, selected epoch"}
+    for metric in build_epoch_table().values():
+        split = "training" if metric.name.startswith("train_") else eval_split
+        parts = (metric.unit, f"{split} split" if metric.summary == "selected" else "", "step = epoch")
+        descriptions[metric.tag] = ", ".join(filter(None, parts))
+        descriptions[_best_tag(metric)] = f"{descriptions[metric.tag]}, best epoch so far"
+    return descriptions
+
+
 def _hyperparameters(result: Result) -> Summary:
-    """Return the keys that identify a run and the overridden keys, for HParams, which finds the metrics itself.
+    """Return the seed and the overridden keys, for HParams, which finds the metrics itself.
 
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
@@ -79,26 +114,13 @@ def _hyperparameters(result: Result) -> Summary:
     ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
-        is_shown = key.removesuffix(".name") in (*IDENTIFYING_KEYS, *overridden) and not is_under(key, ignored)
+        is_shown = key.removesuffix(".name") in ("seed", *overridden) and not is_under(key, ignored)
         if is_shown and not isinstance(value, list):
             # HParams shows the seed 1 as 1.0000 if it is a number.
             values[key] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
     _, session_start, _ = hparams(values, {})
     return session_start
-
-
-def _steps(record: EpochRecord, first: int = 1) -> Iterator[Event]:
-    for values in record["steps"]:
-        if values["step"] + 1 >= first:
-            yield from _scalars(collect_step_scalars(values), values["step"] + 1, record["ended_at"])
-
-
-def _scalars(values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
-    """Yield an event for each value, so that a truncated file loses few values."""
-    for tag, value in values.items():
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-        yield Event(wall_time=wall_time, step=step, summary=summary)
 
 
 def _event(summary: Summary, step: int) -> Event:
