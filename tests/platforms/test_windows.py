@@ -191,9 +191,7 @@ for command in sys.argv[1:]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_each_loader_trains_and_its_runs_are_used(
-    windows: StartOnWindows, quick: list[str], tmp_path: Path
-) -> None:
+def test_each_loader_trains_and_its_runs_are_used(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
     loaders = "-m data/loader=ram,cache,gpu_slice,prefetch,auto hydra.sweep.dir=swept"
     disk = "data/loader=disk data.loader.num_workers=1 hydra.run.dir=swept/disk"  # Each worker imports torch.
     windows("-c", COMMANDS, *(" ".join([*quick, typed]) for typed in (loaders, disk))).succeeded()
