@@ -94,13 +94,7 @@ def test_images_that_do_not_fit_the_statistics_are_refused(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {},
-        {"mean": 0.1},
-        {"mean": [], "std": []},
-        {"mean": 120, "std": 60},
-        {"mean": float("nan"), "std": 1},
-    ],
+    [{}, {"mean": 0.1}, {"mean": [], "std": []}, {"mean": 120, "std": 60}, {"mean": float("nan"), "std": 1}],
 )
 def test_impossible_statistics_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match="mean"):

@@ -89,8 +89,7 @@ def test_transforms_that_do_not_take_tensors_are_refused(
 def test_datasets_of_a_loader_may_have_different_transforms(folder: Path) -> None:
     few, many = (v1.Compose([*FLIPS, v1.ToTensor(), v1.Normalize(mean, 0.5)]) for mean in (0.4, 0.6))
     original, replaced = replaced_as_well(
-        lambda: DataLoader(ConcatDataset([Pictures(folder, few), Pictures(folder, many)]), 8, True),
-        transforms="tensor",
+        lambda: DataLoader(ConcatDataset([Pictures(folder, few), Pictures(folder, many)]), 8, True), transforms="tensor"
     )
     assert_same(run(replaced), run(original))
 

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, result_of
-from tests.support.contract import check_contract
 from vitmnist import load_dataset
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.predict import main as predict_main
@@ -55,12 +54,6 @@ def test_images_of_every_layout_and_dtype_are_read(
     assert dataset.train.is_mapped == (name == "all" and not is_float)
     dataset.train.images[0] = 0  # This changes a copy of the page, not the file.
     assert torch.equal(load(path, **options).train.images, expected)
-
-
-@pytest.mark.parametrize("loader", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
-def test_every_loader_delivers_the_same_batches(loader: str, tmp_path: Path) -> None:
-    train = load(write(tmp_path / "all", images=PIXELS, labels=LABELS)).train
-    check_contract(loader, train, **{"num_workers": 0} if loader == "disk" else {})
 
 
 def test_a_run_on_arrays_is_resumed_and_used(

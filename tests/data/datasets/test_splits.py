@@ -151,10 +151,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("0.png,cat,train", "0.png,cat,exam"), r":\d+: split=exam: must be train, val or test"),
         (("train/cat/0.png", "train/cat/no.png"), r"no\.png: cannot be read as an image: No such file"),
         (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in an earlier line too"),
-        (
-            ("train/cat/0.png", "train/../../cat.png"),
-            r":\d+: train.*cat\.png: must be below data\.dataset\.path",
-        ),
+        (("train/cat/0.png", "train/../../cat.png"), r":\d+: train.*cat\.png: must be below data\.dataset\.path"),
         (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
         (("cat/0.png,cat,tr", "cat/0.png,cat, wild,tr"), r":\d+: has more fields than the header; quote values"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "the test split has classes .*: fly"),
