@@ -73,10 +73,7 @@ def test_statistics_are_the_same_from_a_split_a_pair_and_by_name(tiny: Dataset) 
     [
         (lambda images: images[:, 0], r"found \[23, 28, 28\]; images.unsqueeze\(1\) adds the channels"),
         (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\]; .*images.permute\(0, 3, 1, 2\) puts"),
-        (
-            lambda images: images.flatten(1),
-            r"must be \[B, 1, H, W\], because mean and std have 1 channel\(s\), found \[23, 784\]",
-        ),
+        (lambda images: images.flatten(1), r"must be \[B, 1, H, W\], because mean and std .*, found \[23, 784\]"),
         (lambda images: images.expand(-1, 3, -1, -1), r"have 1 channel\(s\), found \[23, 3, 28, 28\]"),
     ],
     ids=["no channels", "channels last", "flattened", "too many channels"],

@@ -76,9 +76,7 @@ def test_folders_of_splits_with_other_names_are_refused(divided: Path) -> None:
     with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
         load(divided)
     (divided / "trn").rename(divided / "train_val")
-    with pytest.raises(
-        DataError, match=r"must be one train and at most one val and test, .*found train_val, train_val"
-    ):
+    with pytest.raises(DataError, match=r"must be one train and .* test, .*found train_val, train_val"):
         load(divided)
 
 
