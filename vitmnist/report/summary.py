@@ -58,14 +58,14 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline, with ≈ if the difference may be noise; empty with fewer than three rounds."""
+    """Format the ratio to the baseline, and whether it may be noise; empty with fewer than three rounds."""
     baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
     if not baseline or not ratio:
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
-        return "1" if is_baseline else ""
+        return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
     time, lowest = (float(format_seconds(each.median_s).replace(",", "")) for each in (row, baseline))
-    return f"{'' if ratio.is_clear else '≈'}{time / lowest:.2f}"
+    return f"{time / lowest:.2f}×{'' if ratio.is_clear else ' (noise)'}"
 
 
 def _count(values: Mapping[str, float]) -> str:
