@@ -66,8 +66,6 @@ from vitmnist.runtime.timer import synchronize
 from vitmnist.tracking.environment import describe_environment
 
 CPU = torch.device("cpu")
-MIN_TURN_S = 0.5
-"""The minimum duration of a turn (s); an epoch of small pictures takes only milliseconds."""
 TABLES = {
     "First batch, nothing prepared": "s",
     "Bytes ready for the device": "ms",
@@ -114,18 +112,18 @@ def load_split(folder: Path, root: Path, side: int) -> Split:
     return load_dataset("image_folder", root=str(root), path=str(folder), size=side, mode="rgb").train
 
 
-def measure_speed(epoch: Epoch, numbers: Iterator[int], device: torch.device, _round: int) -> float:
-    """Return the pictures per second over as many epochs as take `MIN_TURN_S`."""
+def measure_speed(epoch: Epoch, numbers: Iterator[int], device: torch.device, turn_s: float, _round: int) -> float:
+    """Return the pictures per second over as many epochs as take `turn_s` seconds."""
     started, pictures = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < MIN_TURN_S:
+    while (seconds := time.perf_counter() - started) < turn_s:
         pictures += sum(len(labels) for _, labels in epoch(next(numbers)))
         synchronize(device)
     return pictures / seconds
 
 
-def measure_milliseconds(epoch: Epoch, numbers: Iterator[int], _round: int) -> float:
+def measure_milliseconds(epoch: Epoch, numbers: Iterator[int], turn_s: float, _round: int) -> float:
     """Return the milliseconds per picture on the host."""
-    return 1000 / measure_speed(epoch, numbers, CPU, _round)
+    return 1000 / measure_speed(epoch, numbers, CPU, turn_s, _round)
 
 
 def time_first_batch(start: Callable[[Path], Epoch], _round: int) -> float:
@@ -262,7 +260,9 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
         once = time_first_batch(lambda _: ffcv(folder, root, side, len(train), "raw"), 0)
         tables[0].append(["FFCV, its file included", str(side), f"{once:.1f} (once)", ""])
     host = build_host_candidates(folder, side, train, root)
-    milliseconds = {name: partial(measure_milliseconds, epoch, count()) for name, epoch in host.items()}
+    milliseconds = {
+        name: partial(measure_milliseconds, epoch, count(), arguments.seconds) for name, epoch in host.items()
+    }
     tables.append(measure_rows(milliseconds, side, arguments.rounds, 3))
     for candidates in (build_decoding_candidates, build_decoded_candidates, build_script_candidates):
         tables.append(measure_speeds(candidates(folder, side, train, root), side, arguments, CPU))
@@ -273,7 +273,7 @@ def measure_speeds(
     epochs: Mapping[str, Epoch], side: int, arguments: argparse.Namespace, device: torch.device
 ) -> list[list[str]]:
     """Measure the rows of a table of speeds."""
-    speeds = {name: partial(measure_speed, epoch, count(), device) for name, epoch in epochs.items()}
+    speeds = {name: partial(measure_speed, epoch, count(), device, arguments.seconds) for name, epoch in epochs.items()}
     return measure_rows(speeds, side, arguments.rounds, 0)
 
 
@@ -308,5 +308,7 @@ if __name__ == "__main__":
     parser.add_argument(
         "--sides", type=positive_int, nargs="+", default=[32, 64, 224], help="sides of a crop in pixels"
     )
+    # An epoch of small pictures takes only milliseconds.
+    parser.add_argument("--seconds", type=float, default=0.5, help="minimum duration of a candidate's turn in a round")
     parser.add_argument("--device", help="measure only batches that are augmented on this device")
     main(parser, compare)

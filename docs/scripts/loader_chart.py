@@ -22,7 +22,7 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
 SUBTITLE = "Seconds per epoch of a CNN on 6,000 MNIST images, evaluation included"
 CAPTION = (
     "Bars: median of three runs on two CPU cores; whiskers: their range. ×: relative to the fastest at a batch size.\n"
-    "The two worker processes of disk share the cores with training."
+    "The two worker processes of disk share the cores with training, which slows training down."
 )
 LABELS = {"gpu_slice": "gpu_slice (host\nmemory here)"}
 """The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""

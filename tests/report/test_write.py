@@ -88,7 +88,7 @@ def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None
 HOSTILE = '<script>window.hacked = 1</script><img src="http://x/y" onerror="window.hacked = 1"> </svg> & "q"'
 LONG = "name" * 60
 ODD = timed_run(
-    "ram", 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE}
+    "ram", 1.0, 1.0, environment={"gpu": HOSTILE, "cpu": LONG}, config={"model.name": LONG, "data.root": HOSTILE}
 )
 
 

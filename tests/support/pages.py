@@ -71,5 +71,6 @@ def small(arguments: list[str], folder: Path) -> list[str]:
         draw(*(folder / "flowers" / f"class {number % 2}" / f"{number}.png" for number in range(110)))
     few = [] if {"--help", "--cfg"} & set(arguments) else [*FEW, PLAIN, "repeats=1"]
     few += ["batch_size=20"] if "experiment=smoke" in arguments else []  # half of its jobs
+    few += ["model.patch_size=32"] if "data.crop_size=224" in arguments else []  # few tokens
     is_timed = {"data/loader=auto", "experiment=pictures"} & set(arguments)
     return [*arguments, *few, *(BRIEF if is_timed else [])]

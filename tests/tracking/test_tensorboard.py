@@ -56,15 +56,14 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     assert "name: kmnist" in text.tensor_proto.string_val[0].decode()
     (keys,) = shown.PluginTagToContent("hparams").values()
     values = parse_session_start_info_plugin_data(keys).hparams
-    assert (values["schedule.name"].string_value, values["epochs"].number_value) == ("one_cycle", 3)
-    assert (values["seed"].string_value, values["model.name"].string_value) == ("42", "cnn")
+    assert (values["schedule"].string_value, values["epochs"].number_value) == ("one_cycle", 3)
+    assert (values["seed"].string_value, values["model"].string_value) == ("42", "cnn")
     assert not {"data.holdout", "optimizer.lr", "logger"} & values.keys(), "not overridden"
     described = plugin_event_accumulator.EventAccumulator(str(tmp_path / "here")).Reload().SummaryMetadata
     assert described("eval/acc").summary_description == "%, test split, step = epoch"
     tags = sorted([*shown.Tags()["scalars"], *shown.Tags()["images"]])
-    assert tags[:5] == ["eval/acc", "eval/loss", "train/acc", "train/loss", "train_step/grad_norm"], (
-        "open in TensorBoard"
-    )
+    first = ["eval/acc", "eval/loss", "train/acc", "train/loss", "train_step/grad_norm"]
+    assert tags[:5] == first, "open in TensorBoard"
     assert [*dict.fromkeys(tag.partition("/")[0] for tag in tags)][2:] == ["train_step", "usage", "various", "visuals"]
 
 
@@ -75,7 +74,7 @@ def test_the_last_value_of_the_best_epoch_is_the_value_in_the_report(tmp_path: P
         result.epochs.append({"epoch": epoch, "eval_acc": accuracy, "ended_at": 1e9, "steps": []})
         board.add_epoch(result.epochs[-1])
     shown = events(tmp_path)
-    assert [event.value for event in shown.Scalars("eval/Best_acc")] == [70.0, 90.0, 90.0]
+    assert [event.value for event in shown.Scalars("eval/best_acc")] == [70.0, 90.0, 90.0]
     assert [event.value for event in shown.Scalars("eval/acc")] == [70.0, 90.0, 80.0]
 
 

@@ -28,8 +28,7 @@ DATA_CHECKSUM = "SHA-256 of the data"
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
 MAX_LABEL = 37
-"""The number of characters of a label that fit into a panel beside its value; with longer labels, settings are
-numbered."""
+"""The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
 SMALL_SPLIT = 1000
 """In a split with at most this many images, an image is 0.1% or more, so percentages have one decimal."""
 
@@ -155,17 +154,17 @@ class Comparison:
                 groups[row.label_without_loader].append(row)
         return dict(groups) if any(len(rows) > 1 for rows in groups.values()) else {"": self.timed_rows}
 
-    def baseline(self, row: ReportRow) -> ReportRow | None:
-        """The fastest row of the group of a row; None if the row is not timed."""
-        return next((rows[0] for rows in self.time_groups.values() if row in rows), None)
+    @cached_property
+    def baselines(self) -> dict[ReportRow, ReportRow]:
+        """The fastest row of the group of each timed row."""
+        return {row: rows[0] for rows in self.time_groups.values() for row in rows}
 
     def ratio(self, row: ReportRow) -> ConfidenceInterval | None:
         """The epoch time of a row divided by the epoch time of its baseline, over the rounds that both have.
 
         None if the row is the baseline, or if they have fewer than three rounds in common.
         """
-        baseline = self.baseline(row)
-        return self._ratios.compare(row, baseline) if baseline else None
+        return self._ratios.compare(row, self.baselines[row]) if row in self.baselines else None
 
     @cached_property
     def metric(self) -> EpochMetric:
@@ -174,11 +173,10 @@ class Comparison:
         return self.rounded((metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"])
 
     def rounded(self, metric: EpochMetric, split: str | None = None) -> EpochMetric:
-        """Give a percentage as many decimals as the size of its split supports."""
-        runs = [run for row in self.rows for run in row.runs]
-        sizes = [(run.result.dataset or {}).get(f"{split or self.eval_split}_size") or math.inf for run in runs]
-        is_coarse = metric.unit == "%" and metric.summary == "selected" and max(sizes) <= SMALL_SPLIT
-        return replace(metric, digits=1) if is_coarse else metric
+        """Give a percentage as many decimals as the size of its split supports; it is the same for all runs."""
+        dataset = next((run.result.dataset for row in self.rows for run in row.runs if run.result.dataset), {})
+        is_small = dataset.get(f"{split or self.eval_split}_size", math.inf) <= SMALL_SPLIT
+        return replace(metric, digits=1) if is_small and metric.unit == "%" and metric.digits == 2 else metric
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""

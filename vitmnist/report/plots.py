@@ -35,8 +35,8 @@ TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
 STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
-JITTER = 0.24
-"""The height over which the dots of a row are spread, so that each is seen, as a share of the row."""
+STACK_STEP, DOT_WIDTH = 0.12, 0.025
+"""How far a dot is moved up from another at its place, in rows, and the width of a dot, as a share of the axis."""
 MAX_ROWS, LINE_LENGTH = 30, 54
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
@@ -83,8 +83,8 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        title = _capitalize(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch")
-        yield _draw_curves(title, ranked)
+        title = f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch{', best run of each' * has_settings}"
+        yield _draw_curves(_capitalize(title), ranked)
 
 
 def _capitalize(text: str) -> str:
@@ -96,21 +96,23 @@ def _draw_quality(comparison: Comparison) -> Figure:
     metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
     dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 6, "markeredgecolor": "white"}
     tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12, "markeredgewidth": 2}
-    legend = [Line2D([], [], label="a seed", **dot)]
-    if any(len(values) > 1 for _, values in groups):
-        legend.append(Line2D([], [], label="mean", **tick))
+    legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
+    if all(len(values) == 1 for _, values in groups):
+        legend = legend[:1]
     title = _capitalize(comparison.title(metric))
     figure, axes = _create_panel(title, legend, ROW_HEIGHT * len(groups))
     labels = [comparison.numbers.get(label, label) or "all runs" for label, _ in groups]
     means = [fmean(values.values()) for _, values in groups]
+    seeds = [value for _, values in groups for value in values.values()]
+    width = DOT_WIDTH * (max(seeds) - min(seeds))
     _label_rows(axes, [(label, format_quality(metric, mean)) for label, mean in zip(labels, means, strict=True)])
     for position, (_, values) in enumerate(groups):
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
-        step = JITTER / max(len(values) - 1, 2)
-        heights = [position + step * (index - (len(values) - 1) / 2) for index in range(len(values))]
         if len(values) > 1:
             axes.plot(means[position], position, **tick)
-        axes.plot([*values.values()], heights, **dot)
+        accuracies = sorted(values.values())
+        below = [sum(value - width < other for other in accuracies[:index]) for index, value in enumerate(accuracies)]
+        axes.plot(accuracies, [position - STACK_STEP * count for count in below], **dot)
     return figure
 
 
@@ -120,15 +122,15 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     figure, axes = _create_panel("Seconds per epoch", legend, ROW_HEIGHT * len(rows))
     ratios = [comparison.ratio(row) for row in rows]
     times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
-    texts = [f", {text}×" if (text := describe_ratio(comparison, row)) else "" for row in rows]
+    texts = [f", {text}" if (text := describe_ratio(comparison, row)) else "" for row in rows]
     labels = [comparison.label(row) or "all runs" for row in rows]
     _label_rows(axes, [(label, time + text) for label, time, text in zip(labels, times, texts, strict=True)])
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row)
     keys = {
-        "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
+        "bars: median, whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
+        "one round of each, not compared": len(rows) > 1 and all(row.epoch_s and row.epoch_s.n == 1 for row in rows),
         f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}": any(ratios),
-        "≈: within noise": any(ratio and not ratio.is_clear for ratio in ratios),
     }
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
     return figure
@@ -168,7 +170,7 @@ def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> F
         lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
     legend = lines if has_settings else lines[:1]
     figure, axes = _create_panel(title, legend, CURVES_HEIGHT, columns=1, left=0.5)
-    axes.set_xlabel("epoch, in the best run of a setting" if has_settings else "epoch", loc="left")
+    axes.set_xlabel("epoch", loc="left")
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()

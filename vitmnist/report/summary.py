@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.statistics import PairwiseComparison, format_spread
+from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_spread
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
@@ -58,14 +58,14 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline, with ≈ if the difference may be noise; empty with fewer than three rounds."""
-    baseline, ratio = comparison.baseline(row), comparison.ratio(row)
-    if not ratio:
-        return "1" if baseline is row and any(map(comparison.ratio, comparison.rows)) else ""
-    assert baseline
+    """Format the ratio to the baseline, and whether it may be noise; empty with fewer than three rounds."""
+    baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
+    if not baseline or not ratio:
+        is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
+        return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
     time, lowest = (float(format_seconds(each.median_s).replace(",", "")) for each in (row, baseline))
-    return f"{'' if ratio.is_clear else '≈'}{time / lowest:.2f}"
+    return f"{time / lowest:.2f}×{'' if ratio.is_clear else ' (noise)'}"
 
 
 def _count(values: Mapping[str, float]) -> str:

@@ -22,7 +22,7 @@ from tabulate import tabulate
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.comparison import EMPTY_CELL, Comparison, ReportRow, compare
+from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare
 from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_spread
 from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
@@ -77,11 +77,13 @@ def format_markdown(
         parts += [f"## {heading}"] if len(comparisons) > 1 else []
         parts += [*sentences, command, f"<small>{about}</small>", *([f"![Panels]({chart})"] if panels else []), table]
         facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
-        folded = {"Other metrics": details}
-        if facts:
-            folded["Machine, software and data"] = _format_table(facts, _escape, _link, "pipe")
+        folded = {
+            "Other metrics": details,
+            "Machine, software and data": _format_table(facts, _escape, _link, "pipe"),
+        }
         for title, table in folded.items():
-            parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>')
+            if table:
+                parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>')
     return "\n\n".join([*parts, LEGEND.read_text(encoding="utf-8")])
 
 
@@ -134,14 +136,11 @@ def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
     # Wide tables scroll within their own box. `tabindex` lets the keyboard reach it.
     body = body.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
     for chart, panels in charts.items():
-        images = "".join(_format_panel(title, png) for title, png in panels.items())
+        sources = {title: f"data:image/png;base64,{b64encode(png).decode()}" for title, png in panels.items()}
+        images = "".join(f'<img alt="{html.escape(title)}" src="{source}">' for title, source in sources.items())
         body = body.replace(f'<p><img alt="Panels" src="{chart}"></p>', f'<div class="panels">{images}</div>', 1)
     title = body[body.index("<h1>") + len("<h1>") : body.index("</h1>")]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(title=title, body=body)
-
-
-def _format_panel(title: str, png: bytes) -> str:
-    return f'<img alt="{html.escape(title)}" src="data:image/png;base64,{b64encode(png).decode()}">'
 
 
 def _relative_folder(run: Run, output: Path) -> str:
@@ -155,47 +154,50 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
-    rows = [_cells(comparison, row, output, other_metrics) for row in comparison.sorted_rows]
-    titles = [title for title in rows[0] if {row[title] for row in rows} - {EMPTY_CELL, "completed"}]
-    return [{title: row[title] for title in titles} for row in rows]
-
-
-def _cells(comparison: Comparison, row: ReportRow, output: Path, other_metrics: bool) -> dict[str, str]:
-    metric, table = comparison.metric, build_epoch_table()
-    settings = {row.names[column]: format_value(row.values.get(column, EMPTY_CELL)) for column in comparison.columns}
-    number = comparison.numbers.get(row.label_without_loader)
+    metric, table, rows = comparison.metric, build_epoch_table(), comparison.sorted_rows
+    settings: dict[str, list[str]] = {}
+    for column in comparison.columns:
+        settings[rows[0].names[column]] = [format_value(row.values.get(column, EMPTY_CELL)) for row in rows]
     # Long settings stand after the metrics, so that a phone shows the metrics.
-    cells = {NUMBER: number} if number else dict(settings)
+    numbers = [comparison.numbers.get(row.label_without_loader, "") for row in rows]
+    columns = {NUMBER: numbers} if comparison.numbers else dict(settings)
     if other_metrics:
         # Quality stands before times.
-        for column in sorted(table.values(), key=lambda column: column.summary != "selected"):
-            if column.column and column.name not in (metric.name, EPOCH_S.name):
-                cells |= _format_metric(comparison, row, comparison.rounded(column))
-        return cells | settings
-    cells |= _format_metric(comparison, row, metric)
-    if comparison.eval_split != "test":
-        accuracy = replace(comparison.rounded(table["eval_acc"], "test"), name=TEST_ACC)
-        cells |= _format_metric(comparison, row, accuracy, "test accuracy of these runs, %")
-    cells |= _format_metric(comparison, row, EPOCH_S)
-    cells["× fastest"] = describe_ratio(comparison, row) or EMPTY_CELL
-    is_repeated = row.epoch_s and row.epoch_s.n > 1
-    cells["range"] = format_spread(row.epoch_s).removeprefix("range ") if row.epoch_s and is_repeated else EMPTY_CELL
-    return cells | settings | {"status": row.status, RUN: _relative_folder(comparison.best_run(row), output)}
+        for other in sorted(table.values(), key=lambda other: other.summary != "selected"):
+            if other.column and other.name not in (metric.name, EPOCH_S.name):
+                columns |= _format_metric(comparison, comparison.rounded(other))
+        columns |= settings
+    else:
+        columns |= _format_metric(comparison, metric)
+        if comparison.eval_split != "test":
+            accuracy = replace(comparison.rounded(table["eval_acc"], "test"), name=TEST_ACC)
+            columns |= _format_metric(comparison, accuracy, "test accuracy of these runs, %")
+        columns |= _format_metric(comparison, EPOCH_S)
+        columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
+        ranges = [format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL for row in rows]
+        columns["range"] = [text.removeprefix("range ") for text in ranges]
+        columns |= settings | {"status": [row.status for row in rows]}
+        columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
+    shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}
+    return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
-def _format_metric(comparison: Comparison, row: ReportRow, metric: EpochMetric, title: str = "") -> dict[str, str]:
-    """Format a metric of a row by its title, which names the centre if any row has several values."""
+def _format_metric(comparison: Comparison, metric: EpochMetric, title: str = "") -> dict[str, list[str]]:
+    """Format a metric of all rows by its title, which names the centre if any row has several values."""
     title = title or comparison.title(metric)
     if metric.summary == "selected":
-        values = row.quality_by_seed(metric.name).values()
-        is_mean = any(len(other.quality_by_seed(metric.name)) > 1 for other in comparison.rows)
-        return {title + MEAN * is_mean: format_mean(metric, values).replace("%", "") if values else EMPTY_CELL}
-    spread = row.spreads[metric.name]
-    is_median = any((other := row.spreads[metric.name]) and other.n > 1 for row in comparison.rows)
-    text, digits = EMPTY_CELL, metric.digits
-    if spread:
-        text = format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
-    return {title + MEDIAN * is_median: text}
+        by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]
+        cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
+        return {title + MEAN * any(len(values) > 1 for values in by_row): cells}
+    spreads = [row.spreads[metric.name] for row in comparison.sorted_rows]
+    title += MEDIAN * any(spread and spread.n > 1 for spread in spreads)
+    return {title: [_format_median(spread, metric.digits) for spread in spreads]}
+
+
+def _format_median(spread: Spread | None, digits: int | None) -> str:
+    if spread is None:
+        return EMPTY_CELL
+    return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
 
 
 def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
@@ -221,9 +223,14 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
 
 
 def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter, table_format: str) -> str:
-    """Format a table, with numbers aligned at the right."""
+    """Format a table, with numbers aligned at the right; empty without rows."""
+    if not rows:
+        return ""
     cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
-    numeric = [all(re.fullmatch(r"≈?-?\d[\d.,e-]*( ± [\d.]+)?|–", row[title]) for row in rows) for title in rows[0]]
+    numeric = [
+        all(re.fullmatch(r"-?\d[\d.,e-]*( ± [\d.]+|×( \(noise\))?)?|–", row[title]) for row in rows)
+        for title in rows[0]
+    ]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]
     return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
 

@@ -77,7 +77,10 @@ class TensorBoard(Logger):
         """Yield an event for each value, so that a truncated file loses few values."""
         for tag, value in values.items():
             default = "step = training step" if tag.startswith("train_step/") else "step = epoch"
-            metadata = SummaryMetadata(summary_description=self._descriptions.get(tag, default))
+            metadata = SummaryMetadata(
+                summary_description=self._descriptions.get(tag, default),
+                plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"),
+            )
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=metadata)])
             yield Event(wall_time=wall_time, step=step, summary=summary)
 
@@ -90,8 +93,7 @@ class TensorBoard(Logger):
 
 
 def _best_tag(metric: EpochMetric) -> str:
-    # HParams sorts tags, capital letters first, and shows the first five.
-    return f"eval/Best_{metric.name.removeprefix('eval_')}"
+    return f"eval/best_{metric.name.removeprefix('eval_')}"
 
 
 def _describe_tags(eval_split: str | None) -> dict[str, str]:
@@ -114,10 +116,11 @@ def _hyperparameters(result: Result) -> Summary:
     ignored = find_keys(is_ignored_in_comparison)
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
-        is_shown = key.removesuffix(".name") in ("seed", *overridden) and not is_under(key, ignored)
+        name = key.removesuffix(".name")  # The member of a group, as it is set on the command line
+        is_shown = name in ("seed", *overridden) and not is_under(key, ignored)
         if is_shown and not isinstance(value, list):
             # HParams shows the seed 1 as 1.0000 if it is a number.
-            values[key] = value if type(value) in (int, float) and "seed" not in key else str(value)
+            values[name] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
     _, session_start, _ = hparams(values, {})
     return session_start
