@@ -85,7 +85,7 @@ if len(sys.argv) == 1:
         time.sleep(0.01)
 else:
     stop = StopSignal()
-    stop.follow(os.getppid())
+    stop.parent = os.getppid()
     print(stop.is_orphan, stop.reason.name)
     open("started", "wb").close()
     while not stop.is_orphan:
