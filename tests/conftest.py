@@ -36,11 +36,7 @@ from vitmnist.runtime.cpu import available_cores
 
 PLAIN = "log.images_every_epochs=null"  # Drawing images takes most of the time of a short run.
 BRIEF = ("data.loader.seconds=0.1",)  # By default, `auto` times each loader for seconds.
-STATEFUL = (
-    "schedule=one_cycle",
-    "ema_decay=0.9",
-    "data/augment=shift",
-)  # A resumed run restores their states.
+STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # A resumed run restores their states.
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Printed = Callable[..., str]  # The type of `output_of`, `succeed` and `refuse`

@@ -65,10 +65,7 @@ def test_tab_completion_shows_the_public_names() -> None:
 
 
 def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
-    with (
-        make_loader("prefetch", IMAGES, **COMMON) as samples,
-        make_loader("prefetch", PAIR, **COMMON) as tensors,
-    ):
+    with make_loader("prefetch", IMAGES, **COMMON) as samples, make_loader("prefetch", PAIR, **COMMON) as tensors:
         assert type(samples.base).__name__ == "WorkerLoader"
         assert type(tensors.base).__name__ == "RamLoader"
 
@@ -115,10 +112,7 @@ def test_an_error_names_the_wrong_argument(arguments: dict, message: str) -> Non
         ((PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
         (PAIR[0], "pair of tensors, nor a map-style"),
         ({"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style dataset"),
-        (
-            Made(lambda index: (index,) * 3, 3),
-            "samples from 0 on are no pairs of .*: their batch is a tuple of Tens",
-        ),
+        (Made(lambda index: (index,) * 3, 3), "samples from 0 on are no pairs of .*: their batch is a tuple of Tens"),
         (torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the dataset is empty"),
     ],
 )

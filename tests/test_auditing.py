@@ -67,7 +67,7 @@ class CustomLoader:
             if self.fault == "shared noise":
                 for index, noise in samples:
                     noise[1] = index % 32
-            yield collate_samples(samples)
+            yield collate_samples(samples, batch)
 
 
 def find_result(report: AuditReport, name: str) -> str:

@@ -49,11 +49,7 @@ def raised_by(action: Callable[[], object]) -> Exception:
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "num_workers=N", USER_ERROR),
         (RuntimeError("DataLoader timed out after 5 seconds"), "data.loader.timeout_s", USER_ERROR),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", USER_ERROR),
-        (
-            RuntimeError("Caught RuntimeError in worker\nunable to write to file </torch_1>: No space left"),
-            SHM,
-            USER_ERROR,
-        ),
+        (RuntimeError("Caught RuntimeError\nunable to write to file </torch_1>: No space left"), SHM, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
         (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run could differ", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),

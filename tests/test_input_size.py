@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchvision.transforms import CenterCrop
 
 from tests.conftest import Printed, result_of
-from tests.data.datasets.test_image_folder import folder, load
-from vitmnist import make_loader
-from vitmnist.augment.preprocess import Compose, Preprocess
+from tests.data.datasets.test_image_folder import folder
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
@@ -32,20 +29,6 @@ def smaller(folder: Path, tmp_path: Path) -> list[str]:
     options = ["data.dataset.size=20", "data.dataset.mode=rgb", "data.dataset.resize=crop", "data.normalize=imagenet"]
     model = ["model=vit", "model.patch_size=6", "model.dim=8", "model.depth=1", "model.heads=2", "model.head_dim=4"]
     return [*data, *options, *model, "data/augment=crops", "data.crop_size=12", "batch_size=8", "epochs=2"]
-
-
-@pytest.mark.parametrize("loader", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
-def test_every_loader_gives_the_model_the_centre_in_evaluation_and_the_same_crops(folder: Path, loader: str) -> None:
-    pets = load(folder, mode="rgb", size=21, resize="crop")
-    preprocess = Preprocess(pets.train, Compose([{"name": "random_resized_crop"}], (12, 12)))
-    options = {"num_workers": 0} if loader == "disk" else {}
-    with make_loader(loader, pets.train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as opened:
-        ((images, _),) = opened.epoch(0)
-        keys = next(preprocess.keys(opened.sampler, 0))
-    centre = CenterCrop(12)(pets.train.images)
-    assert torch.equal(preprocess(images), Preprocess(pets.train)(centre))
-    assert torch.equal(preprocess(images, keys), preprocess(pets.train.images, keys))
-    assert preprocess(images, keys).shape == centre.shape
 
 
 def test_a_model_of_the_crops_size_is_trained_and_used(

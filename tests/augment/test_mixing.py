@@ -57,11 +57,7 @@ def test_cutmix_matches_torchvision() -> None:
 
 @pytest.mark.parametrize(
     ("alpha", "distribution"),
-    [
-        (0.5, lambda x: 2 / math.pi * x.sqrt().asin()),
-        (1.0, lambda x: x),
-        (2.0, lambda x: 3 * x**2 - 2 * x**3),
-    ],
+    [(0.5, lambda x: 2 / math.pi * x.sqrt().asin()), (1.0, lambda x: x), (2.0, lambda x: 3 * x**2 - 2 * x**3)],
     ids=["arcsine law", "uniform", "parabolic"],
 )
 def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> None:

@@ -73,10 +73,7 @@ def test_statistics_are_the_same_from_a_split_a_pair_and_by_name(tiny: Dataset) 
     [
         (lambda images: images[:, 0], r"found \[23, 28, 28\]; images.unsqueeze\(1\) adds the channels"),
         (lambda images: images.permute(0, 2, 3, 1), r"found \[23, 28, 28, 1\]; .*images.permute\(0, 3, 1, 2\) puts"),
-        (
-            lambda images: images.flatten(1),
-            r"must be \[B, 1, H, W\], because mean and std have 1 channel\(s\), found \[23, 784\]",
-        ),
+        (lambda images: images.flatten(1), r"must be \[B, 1, H, W\], because mean and std .*, found \[23, 784\]"),
         (lambda images: images.expand(-1, 3, -1, -1), r"have 1 channel\(s\), found \[23, 3, 28, 28\]"),
     ],
     ids=["no channels", "channels last", "flattened", "too many channels"],
@@ -94,13 +91,7 @@ def test_images_that_do_not_fit_the_statistics_are_refused(
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        {},
-        {"mean": 0.1},
-        {"mean": [], "std": []},
-        {"mean": 120, "std": 60},
-        {"mean": float("nan"), "std": 1},
-    ],
+    [{}, {"mean": 0.1}, {"mean": [], "std": []}, {"mean": 120, "std": 60}, {"mean": float("nan"), "std": 1}],
 )
 def test_impossible_statistics_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError, match="mean"):

@@ -12,8 +12,8 @@ from tests.conftest import STATEFUL, Start, assert_same_run, overrides_for, resu
 from tests.support.processes import TrainProcess
 from vitmnist.checkpoint import storage
 
-EVERY = 29
-"""The disk becomes full at call 0, 29, 58, … An odd interval hits both the opening and the flushing of files."""
+EVERY = 37
+"""The disk becomes full at call 0, 37, 74, … An odd interval hits both the opening and the flushing of files."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 

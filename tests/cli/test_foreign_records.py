@@ -30,12 +30,8 @@ def test_a_secret_that_a_record_names_is_never_printed(
     file = tmp_path / "cut" / ".hydra" / "config.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"device": "${oc.env:SECRET}"}))
     (tmp_path / "cut" / "result.json").unlink()
-    ended = [
-        train_here("resume=cut"),
-        call_here(evaluate.main, "cut"),
-        call_here(report.main, "."),
-        call_here(status.main, "."),
-    ]
+    programs = (evaluate.main, "cut"), (report.main, "."), (status.main, ".")
+    ended = [train_here("resume=cut"), *(call_here(*program) for program in programs)]
     assert "error: device=${oc.env:SECRET}: unknown device" in ended[0].stderr
     assert "hunter2" not in "".join(process.stdout + process.stderr for process in ended)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]

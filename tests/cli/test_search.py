@@ -92,25 +92,25 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
     assert not (tmp_path / "other" / "optimization_results.yaml").exists()
 
 
-def test_an_interrupted_search_is_resumed(succeed: Printed, start: Start, quick: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(SIGKILL, marks=pytest.mark.slow)])
+def test_an_interrupted_search_is_resumed(
+    signum: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+) -> None:
     search = [*TYPED, *quick, "epochs=12", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
     succeed(*search, "hydra.sweep.dir=whole")
-    for signum in (signal.SIGTERM, SIGKILL):
-        sweep = tmp_path / f"signal-{signum}"
-        typed = [*search, f"hydra.sweep.dir={sweep.name}"]
-        code, printed = start(*typed).until(r"#1 : [\s\S]*epoch 2/12").ended(signum)
-        command = [*typed, "resume=auto"]
-        if signum == signal.SIGTERM:
-            assert code == ExitCode.UNFINISHED
-            assert [state for state, _, _ in trials_of(sweep)] == ["completed", "interrupted"]
-            command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))
-        printed = succeed(*command)
-        assert "resumed after" in printed
-        assert printed.count(": completed, epoch 12/12") == 1
-        assert trials_of(tmp_path / "whole") == trials_of(sweep), "a trial keeps its values"
-        assert best_of(tmp_path / "whole") == best_of(sweep)
-        for resumed, whole in zip(jobs(sweep), jobs(tmp_path / "whole"), strict=True):
-            assert_same_run(resumed, whole)
+    sweep, command = tmp_path / "cut", [*search, "hydra.sweep.dir=cut", "resume=auto"]
+    code, printed = start(*command[:-1]).until(r"#1 : [\s\S]*epoch 2/12").ended(signum)
+    if signum == signal.SIGTERM:
+        assert code == ExitCode.UNFINISHED
+        assert [state for state, _, _ in trials_of(sweep)] == ["completed", "interrupted"]
+        command = shlex.split(*re.findall(r"resume with\n    python train.py (.*)", printed))
+    printed = succeed(*command)
+    assert "resumed after" in printed
+    assert printed.count(": completed, epoch 12/12") == 1
+    assert trials_of(tmp_path / "whole") == trials_of(sweep), "a trial keeps its values"
+    assert best_of(tmp_path / "whole") == best_of(sweep)
+    for resumed, whole in zip(jobs(sweep), jobs(tmp_path / "whole"), strict=True):
+        assert_same_run(resumed, whole)
 
 
 def test_trials_are_added_to_a_search(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

@@ -156,26 +156,19 @@ def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRank
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 
-@pytest.mark.parametrize(
-    ("script", "ranks_per_node", "command"),
-    [
-        ("train.py", "4", "torchrun --nproc-per-node=4 train.py"),
+def test_the_resume_hint_names_nodes_and_processes_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for script, ranks_per_node, command in (
         ("train.py", "2", "torchrun --nnodes=2 --nproc-per-node=2 train.py"),
         ("bin/vitmnist", "1", "torchrun --nnodes=4 --nproc-per-node=1 -m vitmnist"),
-    ],
-)
-def test_the_resume_hint_names_nodes_and_processes_per_node(
-    script: str, ranks_per_node: str, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
-    monkeypatch.setattr(sys, "argv", [script])
-    assert format_command(4) == command
+    ):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
+        monkeypatch.setattr(sys, "argv", [script])
+        assert format_command(4) == command
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["batch_size=1"], "batch_size=1: 2 processes train together"),
         (["device=cuda:0"], "device=cuda:0: names one device for 2 processes; set device=cuda"),
         (["-m", "seed=1,2"], "-m: torchrun cannot run a sweep"),
         (["resume=nowhere"], "nowhere: holds no run"),

@@ -10,7 +10,7 @@ from tests.conftest import Printed
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.channel_statistics import IMAGENET, resolve_statistics
+from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -28,11 +28,6 @@ def test_configured_statistics_are_used_by_every_split_and_loader(tiny: Dataset)
     with make_loader("disk", dataset.train, batch_size=18, device="cpu", seed=0, shuffle="none", num_workers=0) as disk:
         ((images, _),) = disk.epoch(0)
     assert torch.equal(images, Preprocess(dataset.train)(dataset.train.images))
-
-
-def test_the_default_leaves_a_dataset_as_it_is(tiny: Dataset) -> None:
-    assert hold_out_and_normalize(tiny, DataConfig(holdout=None, normalize="dataset")) is tiny
-    assert resolve_statistics("imagenet", 3) == IMAGENET
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ try:
 except ZeroDivisionError as error:
     raise RuntimeError("cannot train") from error
 """
-    process, report = diagnose(tmp_path, script, fresh=True)
+    process, report = diagnose(tmp_path, script)
     traceback, _, printed = process.stderr.partition("\n\nvitmnist diagnose: ")
     assert traceback.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / "mine.py"}", line ')
     assert "ZeroDivisionError: division by zero" in traceback
@@ -119,7 +119,7 @@ except ZeroDivisionError as error:
     ],
 )
 def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: int) -> None:
-    process, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n", fresh=True)
+    process, report = diagnose(tmp_path, f"import os, signal, sys\n{last_line}\n")
     expected = run_python("mine.py", folder=tmp_path)
     assert process.returncode == report["exit_code"] == code
     assert code == (130 if expected.returncode == -signal.SIGINT else expected.returncode)
@@ -131,7 +131,7 @@ def test_exit_codes_are_the_scripts_own(tmp_path: Path, last_line: str, code: in
 def test_a_dataset_with_a_thread_pool_is_tried_before_the_pool_ends(tmp_path: Path) -> None:
     script = f"""{SLOW_DATA}
 import concurrent.futures, torch
-from vitmnist.diagnosis import candidates
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # Seconds that a blocked worker has to end
 candidates.WORKER_TIMEOUT_S = 2.0  # A forked worker waits for the threads of the pool, which it lacks.
 pool = concurrent.futures.ThreadPoolExecutor()
 class Pooled(Slow):

@@ -24,7 +24,7 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import StoreOptions
-from vitmnist.timing.benchmark import LoaderCandidate, TimedWindow
+from vitmnist.timing.benchmark import LoaderCandidate
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -157,27 +157,6 @@ def test_a_run_with_auto_learns_the_same_weights(
     assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
     assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
-
-
-def pretend(monkeypatch: pytest.MonkeyPatch, pace: Callable[[Loader, int], float]) -> None:
-    """Candidates take `pace(loader, window)` seconds a batch, half of them waiting."""
-
-    def timed(candidate: LoaderCandidate, size: int) -> TimedWindow:
-        seconds = pace(candidate.loader, len(candidate.windows) + 1 if candidate.warm_up else 0)
-        return TimedWindow(seconds, seconds / 2, seconds, seconds / 2)
-
-    monkeypatch.setattr(LoaderCandidate, "_measure", timed)
-
-
-def test_the_candidate_with_the_lowest_median_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two loaders whose windows take 1 to 3 and 2 to 4 seconds per batch, and one that takes 9."""
-    windows = {"RamLoader": [0, 2, 1, 3, 1, 3], "GpuSliceLoader": [0, 3, 2, 4, 2, 4], "WorkerLoader": [9] * 6}
-    pretend(monkeypatch, lambda loader, number: windows[type(loader).__name__][number])
-    selection = chosen("disk", "gpu_slice", "ram")
-    assert selection.name == "ram"
-    assert selection.reason == "24 s an epoch expected, the least"
-    (ram,) = (timing for timing in selection.candidates if timing.name == "ram" and timing.epoch_s)
-    assert (ram.epoch_s.low, ram.epoch_s.high, ram.break_even_epoch) == (12.0, 36.0, None)
 
 
 def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,6 +27,7 @@ def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> Non
     assert isinstance(next(iter(replaced)), batch_type)
 
 
+@pytest.mark.slow  # It imports transformers; test_stored_samples.py has similar encodings.
 def test_encodings_of_tokenizers_are_stored(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     words = [*"abcdefgh", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

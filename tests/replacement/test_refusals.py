@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
 from torchvision import transforms as v1
 
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
-from tests.support.samples import SIZE, Made, Pairs
+from tests.support.samples import SIZE, Made, Pairs, WithEpochs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 
@@ -59,11 +59,6 @@ class Shuffled(DataLoader[Any]):
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Any:
         return iter(range(9))
-
-
-class WithEpochs(Pairs):
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
 
 @pytest.mark.parametrize(

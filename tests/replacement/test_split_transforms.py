@@ -18,7 +18,6 @@ from tests.support.pictures import Pictures, assert_same, check_same, replaced_a
 from vitmnist import from_dataloader
 from vitmnist.errors import DataError
 from vitmnist.replacement.decoded_dataset import TransformedDataset
-from vitmnist.runtime.random_state import preserve_random_state
 
 CROP = v1.RandomResizedCrop(16)
 FLIP = v1.RandomHorizontalFlip()
@@ -70,10 +69,10 @@ class Noisy:
 
 
 class Noting:
-    """Has keyword arguments and records what it draws, like albumentations. All share a generator, like MONAI."""
+    """Has keyword arguments and records what it draws, like albumentations."""
 
-    numbers = np.random.RandomState(5)
-    drawn: Any = None
+    def __init__(self) -> None:
+        self.numbers, self.drawn = np.random.RandomState(5), None
 
     def __call__(self, **images: Any) -> Any:
         self.drawn = [self.numbers.standard_normal(), *([self.drawn] if self.numbers.random() < 0.1 else [])]
@@ -84,15 +83,6 @@ class Named(Pictures):
     def __getitem__(self, index: int) -> Any:
         image = np.asarray(self.open(index).resize((8, 8))) / 255
         return self.transform(image=image, mask=image[..., 0])["mask"], index
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_transforms_may_have_named_arguments_and_note_what_they_draw(workers: int, folder: Path) -> None:
-    loader = DataLoader(Named(folder, Noting()), 4, shuffle=True, num_workers=workers)
-    with preserve_random_state(loader):
-        expected = run(loader)
-    replaced = from_dataloader(loader, "ram")
-    assert_same(run(replaced), expected)
 
 
 class Rarely:
@@ -248,6 +238,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
     "two views": lambda folder: Views(folder, V1),
     "dicts": lambda folder: Keyed(folder, V1),
     "open file": lambda folder: InBlock(folder, V1),
+    "named arguments": lambda folder: Named(folder, Noting()),
     "wrapped": lambda folder: Wrapping(Subset(Pictures(folder), FEW), V1),
 }
 

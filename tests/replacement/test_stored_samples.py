@@ -3,6 +3,7 @@
 from collections import OrderedDict, UserDict
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -187,21 +188,14 @@ def test_an_object_that_cannot_be_pickled_is_named() -> None:
             from_dataloader(dataset, "ram")
 
 
-class RandomAtTimes(Pairs):
-    """One sample that is no probe differs each time, without drawing a random number."""
-
-    reads = 0
-
-    def __getitem__(self, index: int) -> Any:
-        self.reads += 1
-        return torch.full((3,), float(self.reads if index == 38 else index))
-
-
 @pytest.mark.parametrize("collate", [default_collate, list])
 def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sample that is no probe differs each time."""
+    reads = count()
+    dataset = Made(lambda index: torch.full((3,), float(next(reads) if index == 38 else index)), 43)
     monkeypatch.setattr(random_samples, "PROBES", 5)
     with pytest.raises(DataError, match=r"^ram: .* of samples .* draw from a generator that cannot be detected"):
-        from_dataloader(DataLoader(RandomAtTimes(), 16, collate_fn=collate), "ram")
+        from_dataloader(DataLoader(dataset, 16, collate_fn=collate), "ram")
 
 
 VALUES: list[Any] = [
@@ -266,14 +260,8 @@ def test_stored_images_keep_their_metadata_and_palette(name: str, quantized: boo
 
 def test_a_file_refuses_other_values_and_names_their_type() -> None:
     for value in (
-        *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True)),
-        *(
-            Image.new("RGBa", (2, 2)),
-            torch.zeros(2).to_sparse(),
-            Path("file"),
-            np.datetime64("2026-01-01"),
-            np.str_("text"),
-        ),
+        *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True), torch.zeros(2).to_sparse()),
+        *(Image.new("RGBa", (2, 2)), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
     ):
         named = "an image of mode RGBa" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file stores only images, tens.*use ram"):

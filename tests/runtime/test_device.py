@@ -110,11 +110,7 @@ class NeverHolds(FakeQueue):
 
 @pytest.mark.parametrize(
     ("label", "forgetful"),
-    [
-        ("prefetch of ram", NeverWaits),
-        ("prefetch of gpu_slice", NeverWaits),
-        ("prefetch of disk", NeverHolds),
-    ],
+    [("prefetch of ram", NeverWaits), ("prefetch of gpu_slice", NeverWaits), ("prefetch of disk", NeverHolds)],
 )
 def test_each_of_the_precautions_is_needed(
     open_on_fake: Open, data: TensorSet, label: str, forgetful: type[FakeQueue]

@@ -25,9 +25,7 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 @pytest.mark.parametrize("name", ["ram", "gpu_slice"])
 def test_a_dataset_that_does_not_fit_is_refused_with_advice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: 100)
-    with pytest.raises(
-        OutOfSpaceError, match=r"takes 0\.0 MiB of memory on the host, where 0\.0 .*; try data/loader=.*cache or disk"
-    ):
+    with pytest.raises(OutOfSpaceError, match=r"takes 0\.0 MiB .* on the host, .*; try data/loader=.*cache or disk"):
         make_loader(name, MAPPED, batch_size=2, device="cpu", seed=0)
     # A dataset that is in memory already takes no more memory.
     make_loader("ram", TENSORS, batch_size=2, device="cpu", seed=0).close()
@@ -37,10 +35,7 @@ def test_gpu_memory_is_checked_separately(monkeypatch: pytest.MonkeyPatch) -> No
     cuda = torch.device("cuda")
     monkeypatch.setattr(memory, "measure_free_memory", lambda device: {"cpu": 2**32, "cuda": 2**30}[device.type])
     check_fits("gpu_slice", 2**30, cuda)
-    with pytest.raises(
-        OutOfSpaceError,
-        match=r"gpu_slice: the dataset takes 1,024\.0 MiB of memory on cuda, where 1,024\.0 MiB are free; try another",
-    ):
+    with pytest.raises(OutOfSpaceError, match=r"takes 1,024\.0 MiB of memory on cuda, .* are free; try another"):
         check_fits("gpu_slice", 2**30 + 1, cuda, "; try another")
 
 

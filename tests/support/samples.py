@@ -24,6 +24,13 @@ class Pairs(Dataset[tuple[Tensor, int]]):
         return torch.full((2, 2), index, dtype=torch.uint8), index
 
 
+class WithEpochs(Pairs):
+    """A dataset that changes with the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
 class Made(Dataset[Any]):
     """Samples that a function makes of their index. Counts the reads in this process."""
 

@@ -11,6 +11,8 @@ from tests.support.processes import TrainProcess, run_python
 SLOW_DATA = """
 import os, signal, sys, time
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from vitmnist.diagnosis import candidates
+candidates.MAX_TIMING_S = 0.5
 
 class Slow(Dataset):
     def __init__(self, seconds=0.005, samples=24):

@@ -62,9 +62,8 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     described = plugin_event_accumulator.EventAccumulator(str(tmp_path / "here")).Reload().SummaryMetadata
     assert described("eval/acc").summary_description == "%, test split, step = epoch"
     tags = sorted([*shown.Tags()["scalars"], *shown.Tags()["images"]])
-    assert tags[:5] == ["eval/acc", "eval/loss", "train/acc", "train/loss", "train_step/grad_norm"], (
-        "open in TensorBoard"
-    )
+    first = ["eval/acc", "eval/loss", "train/acc", "train/loss", "train_step/grad_norm"]
+    assert tags[:5] == first, "open in TensorBoard"
     assert [*dict.fromkeys(tag.partition("/")[0] for tag in tags)][2:] == ["train_step", "usage", "various", "visuals"]
 
 

@@ -132,7 +132,7 @@ class Job:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         if parent := multiprocessing.parent_process():
-            self.stop.follow(parent.pid)
+            self.stop.parent = parent.pid
             # A loader cannot start workers with the start method of joblib's processes.
             multiprocessing.set_start_method(None, force=True)
 

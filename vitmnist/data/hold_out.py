@@ -17,7 +17,8 @@ def hold_out_and_normalize(dataset: Dataset, data: DataConfig) -> Dataset:
     """Apply the hold-out or the fold, and the channel statistics, of a configuration to a dataset.
 
     Raises:
-        ConfigError: the hold-out, the fold or the statistics are impossible for this dataset.
+        ConfigError: the hold-out, the fold or the statistics are impossible for this dataset, or it has a validation
+            split already.
         OutOfSpaceError: there is too little memory for the hold-out.
     """
     if data.folds or data.fold is not None:
@@ -36,10 +37,6 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
     Args:
         size: a number of images, or below 1 a fraction of each class.
         seed: seeds the random choice of the images.
-
-    Raises:
-        ConfigError: no image would be left for training or evaluation, or there is a validation split already.
-        OutOfSpaceError: there is too little memory for the copy.
     """
     key, train = f"data.holdout={size}", dataset.train
     generator = torch.Generator().manual_seed(seed)
@@ -60,10 +57,6 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
     """Make a fold of the training images the validation split; see `hold_out_validation`.
 
     `data.folds` draws folds; without it, the folds of the dataset are used.
-
-    Raises:
-        ConfigError: there is no such fold, or another validation split.
-        OutOfSpaceError: there is too little memory for the copy.
     """
     key, train = f"data.folds={data.folds} data.fold={data.fold}", dataset.train
     if data.holdout:

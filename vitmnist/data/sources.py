@@ -165,8 +165,8 @@ class DatasetSource(SampleSource):
         """Read and collate samples; raises `DataError` if they do not make a batch."""
         rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
-            return _collate([self.dataset[row] for row in rows], rows)
-        return _collate(read_samples(self.dataset, rows, self.seed, epoch), rows)
+            return collate_samples([self.dataset[row] for row in rows], rows)
+        return collate_samples(read_samples(self.dataset, rows, self.seed, epoch), rows)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in order, for storing. They must have the same shapes and dtypes."""
@@ -191,7 +191,8 @@ class DatasetSource(SampleSource):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
                     read_probes(read, [index], self.dataset)
                 with refuse_random_samples(read, indices, self.dataset):
-                    return _unpack_pair(_collate([read(index) for index in indices], indices), indices.start)
+                    batch = collate_samples([read(index) for index in indices], indices)
+                    return _unpack_pair(batch, indices.start)
         except RandomSampleError as error:
             raise ConfigError(
                 f"{error}, and a loader that decodes once would repeat one version of it; choose disk or prefetch of "
@@ -273,26 +274,21 @@ def _unpack_pair(batch: object, first: int) -> tuple[Tensor, Tensor]:
     )
 
 
-def _collate(samples: Sequence[object], rows: Sequence[int]) -> object:
-    try:
-        return collate_samples(samples)
-    except (TypeError, RuntimeError) as error:
-        raise DataError(
-            f"samples {', '.join(map(str, rows[:3]))}, … do not make a batch: {error}; give them the same shape in "
-            "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
-        ) from error
-
-
-def collate_samples(samples: Sequence[object]) -> object:
+def collate_samples(samples: Sequence[object], indices: Sequence[int]) -> object:
     """Collate samples as torch's `default_collate` does; PIL images become uint8 `[B, C, H, W]`.
 
     As in torch, nested tuples become lists. Samples that are tuples themselves make a tuple.
 
     Raises:
-        TypeError: torch cannot collate an object of this type.
-        RuntimeError: tensors have different shapes.
+        DataError: torch cannot collate an object of this type, or tensors have different shapes.
     """
-    batch = collate_with({Image.Image: _collate_images}, samples)
+    try:
+        batch = collate_with({Image.Image: _collate_images}, samples)
+    except (TypeError, RuntimeError) as error:
+        raise DataError(
+            f"samples {', '.join(map(str, indices[:3]))}, … do not make a batch: {error}; give them the same shape in "
+            "a transform of the dataset, or use a DataLoader with a collate_fn that pads them"
+        ) from error
     return tuple(batch) if isinstance(batch, list) and isinstance(samples[0], tuple) else batch
 
 

@@ -5,7 +5,7 @@ All loaders deliver the same batches, so the choice affects nothing but the time
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,8 +97,8 @@ def select_loader(
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
             source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
-            build = partial(_build_candidate, options.candidate_config(name), source, sampler, device, make_candidate)
-            loader = benchmark.add(name, build).loader
+            build = partial(LOADERS.build, options.candidate_config(name), source, sampler, device)
+            loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).loader
             if isinstance(loader, RamLoader):
                 decoded = loader.samples
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
@@ -122,14 +122,10 @@ def select_loader(
 
 
 def _build_candidate(
-    values: Mapping[str, Any],
-    data: SampleSource,
-    sampler: EpochSampler,
-    device: torch.device,
-    make_candidate: Callable[[Loader], LoaderCandidate],
+    build: Callable[[], Loader], make_candidate: Callable[[Loader], LoaderCandidate]
 ) -> LoaderCandidate:
     started = time.perf_counter()
-    loader = LOADERS.build(values, data, sampler, device)
+    loader = build()
     set_up_s = time.perf_counter() - started
     candidate = make_candidate(loader)
     candidate.set_up_s = set_up_s

@@ -65,7 +65,8 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._received = StopReason.NONE
         self._deadline = math.inf
         self._handlers = ExitStack()
-        self._parent: int | None = None
+        self.parent: int | None = None
+        """The parent process to follow: its end counts as a SIGHUP. Otherwise, processes of joblib would outlive it."""
 
     def listen(self, deadline: float) -> None:
         """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
@@ -76,19 +77,15 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._handlers.close()
         self._deadline = math.inf
 
-    def follow(self, parent: int | None) -> None:
-        """Record the end of the parent process as a SIGHUP; otherwise, processes of joblib would outlive it."""
-        self._parent = parent
-
     @property
     def is_orphan(self) -> bool:
         """Whether the parent process that this process follows has ended."""
-        if self._parent is None:
+        if self.parent is None:
             return False
         import psutil  # Not at the top: this takes 13 ms.
 
         # Linux and macOS give an orphan another parent. On Windows, it keeps the ID of the parent that has ended.
-        return self._parent != os.getppid() or not psutil.pid_exists(self._parent)
+        return self.parent != os.getppid() or not psutil.pid_exists(self.parent)
 
     @property
     def reason(self) -> StopReason:

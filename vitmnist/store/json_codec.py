@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -38,17 +38,6 @@ def encode_as_json(sample: object, named_tuples: NamedTuples) -> list[Buffer]:
     return [head, *buffers]
 
 
-def decode_json(
-    head: memoryview, buffers: Sequence[memoryview], named_tuples: NamedTuples, load_image: LoadImage, as_views: bool
-) -> Any:
-    """Decode the result of `encode_as_json`; with `as_views`, tensors and arrays are views of `buffers`.
-
-    Raises:
-        DataError: the sample has a named tuple of a class that `named_tuples` lacks.
-    """
-    return _from_json(json.loads(bytes(head)), iter(buffers), named_tuples, load_image, as_views)
-
-
 def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> object:
     """Describe a value as JSON, and append the bytes of its images and arrays to `buffers`."""
     describe, kind = partial(_to_json, buffers=buffers, named_tuples=named_tuples), type(value)
@@ -80,15 +69,19 @@ def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> ob
     return {"tensor": {"type_name": type_name, "dtype": dtype, "shape": [*stored.shape], "order": order}}
 
 
-def _from_json(
+def decode_json(
     described: object, buffers: Iterator[memoryview], named_tuples: NamedTuples, load_image: LoadImage, as_views: bool
 ) -> Any:
-    """Return the value that `_to_json` described; takes the bytes of its images and arrays from `buffers` in order."""
+    """Return the value that JSON of `encode_as_json` describes; with `as_views`, arrays are views of `buffers`.
+
+    Raises:
+        DataError: the value has a named tuple of a class that `named_tuples` lacks.
+    """
     if not isinstance(described, dict):
         return described
 
     def load(part: object) -> Any:
-        return _from_json(part, buffers, named_tuples, load_image, as_views)
+        return decode_json(part, buffers, named_tuples, load_image, as_views)
 
     ((kind, content),) = described.items()
     if kind == "rational":
@@ -96,7 +89,7 @@ def _from_json(
     if kind == "bytes":
         return bytes(next(buffers))
     if kind == "image":
-        description = load(content)
+        description = load(content)  # Its bytes come before those of the image.
         return load_image(next(buffers), **description)
     if kind == "tensor":
         return _load_array(next(buffers) if as_views else bytearray(next(buffers)), **content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class EncodedSamples:
         load = partial(load_image_tensor, as_view=as_views) if self.as_tensors else load_image
         head, *buffers = _unpack(content)
         if self.named_tuples is not None:
-            return decode_json(head, buffers, self.named_tuples, load, as_views)
+            return decode_json(json.loads(bytes(head)), iter(buffers), self.named_tuples, load, as_views)
         return SampleUnpickler(head, buffers, load, as_views).load()
 
 

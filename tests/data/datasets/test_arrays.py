@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, result_of
-from tests.support.contract import check_contract
 from vitmnist import load_dataset
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.predict import main as predict_main
@@ -57,12 +56,6 @@ def test_images_of_every_layout_and_dtype_are_read(
     assert torch.equal(load(path, **options).train.images, expected)
 
 
-@pytest.mark.parametrize("loader", ["ram", "gpu_slice", "cache", "prefetch", "disk"])
-def test_every_loader_delivers_the_same_batches(loader: str, tmp_path: Path) -> None:
-    train = load(write(tmp_path / "all", images=PIXELS, labels=LABELS)).train
-    check_contract(loader, train, **{"num_workers": 0} if loader == "disk" else {})
-
-
 def test_a_run_on_arrays_is_resumed_and_used(
     tmp_path: Path, succeed: Printed, call_here: CallHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,10 +82,7 @@ def test_a_run_on_arrays_is_resumed_and_used(
         ({"images": np.array([{}] * 30)}, "images is damaged, or is no array of numbers or text; write arrays with"),
         ({"images": PIXELS / 255}, r"images and labels: floats need data\.dataset\.statistics=\{mean: \[\.\.\], std: "),
         ({"images": PIXELS.astype(np.int32)}, r"images and labels: must be uint8 or floats, found int32; convert"),
-        (
-            {"images": np.zeros((30, 13, 16, 16), np.uint8)},
-            r"found \[30, 13, 16, 16\]; \[N, C, H, W\] or .* 1, 3 or 4 chan",
-        ),
+        ({"images": np.zeros((30, 13, 16, 16), np.uint8)}, r"found \[30, 13, 16, 16\]; .* 1, 3 or 4 chan"),
         ({"images": PIXELS.astype(">f4")}, "images and labels: images: torch cannot use this array: "),
         ({"labels": LABELS / 2}, r"images and labels: labels must be integers or text \[N\], N > 0, found float64"),
         ({"labels": LABELS[:9]}, "30 images, but 9 labels"),

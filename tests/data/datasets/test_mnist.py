@@ -48,13 +48,6 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
         replace(tiny, train=tiny.train.subset(slice(0)))
 
 
-def test_existing_files_are_used_without_a_download(tmp_path: Path, tiny: Dataset) -> None:
-    write_mnist_like(tmp_path / "KMNIST" / "raw")
-    files = sorted(tmp_path.rglob("*"))
-    assert kmnist(tmp_path).sha256 == tiny.sha256
-    assert sorted(tmp_path.rglob("*")) == files
-
-
 def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision_datasets.KMNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(DataError) as caught:

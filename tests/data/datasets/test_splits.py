@@ -76,9 +76,7 @@ def test_folders_of_splits_with_other_names_are_refused(divided: Path) -> None:
     with pytest.raises(DataError, match="trn, tst, vld look like splits: each has the folders cat, dog, eel;"):
         load(divided)
     (divided / "trn").rename(divided / "train_val")
-    with pytest.raises(
-        DataError, match=r"must be one train and at most one val and test, .*found train_val, train_val"
-    ):
+    with pytest.raises(DataError, match=r"must be one train and .* test, .*found train_val, train_val"):
         load(divided)
 
 
@@ -151,10 +149,7 @@ def test_a_table_of_labels_replaces_folders(divided: Path) -> None:
         (("0.png,cat,train", "0.png,cat,exam"), r":\d+: split=exam: must be train, val or test"),
         (("train/cat/0.png", "train/cat/no.png"), r"no\.png: cannot be read as an image: No such file"),
         (("train/cat/0.png", "train/cat/1.png"), r":\d+: train/cat/1\.png is in an earlier line too"),
-        (
-            ("train/cat/0.png", "train/../../cat.png"),
-            r":\d+: train.*cat\.png: must be below data\.dataset\.path",
-        ),
+        (("train/cat/0.png", "train/../../cat.png"), r":\d+: train.*cat\.png: must be below data\.dataset\.path"),
         (("train/cat/0.png", "/etc/hosts"), r":\d+: /etc/hosts: must be below data\.dataset\.path"),
         (("cat/0.png,cat,tr", "cat/0.png,cat, wild,tr"), r":\d+: has more fields than the header; quote values"),
         (("test/eel/0.png,eel", "test/eel/0.png,fly"), "the test split has classes .*: fly"),

@@ -56,12 +56,7 @@ class RowReader:
 
 @DATASETS.register("hugging_face", HuggingFaceOptions)
 def hugging_face(options: HuggingFaceOptions, root: Path) -> Dataset:
-    """Images and labels of a folder that `save_to_disk` wrote, or of Parquet files; decoded once into `root`.
-
-    Raises:
-        MissingExtraError: the package `datasets` is not installed.
-        ConfigError, DataError, OutOfSpaceError: as `open_rows` and `decode_dataset`.
-    """
+    """Images and labels of a folder that `save_to_disk` wrote, or of Parquet files; decoded once into `root`."""
     return decode_dataset(options, root)
 
 
@@ -69,6 +64,7 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
     """Return a reader of the images, and the images of each split, with their classes.
 
     Raises:
+        MissingExtraError: the package `datasets` is not installed.
         ConfigError: there is no such dataset, it has no training split, or a column is ambiguous.
         DataError: the package `datasets` cannot read it.
     """

@@ -25,11 +25,7 @@ class MLflowOptions:
 
 @LOGGERS.register("mlflow", MLflowOptions)
 class MLflow(Logger):
-    """Logs metrics and images under the tags of TensorBoard; each start is a run of MLflow with all epochs.
-
-    Raises:
-        MissingExtraError: MLflow is not installed.
-    """
+    """Logs metrics and images under the tags of TensorBoard; each start is a run of MLflow with all epochs."""
 
     def __init__(self, options: MLflowOptions, folder: Path, result: Result) -> None:
         try:
