@@ -16,9 +16,9 @@ from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
 from tests.support.processes import skip_without
 from vitmnist import audit, auditing, make_loader
-from vitmnist.auditing import AuditDataset, AuditReport, CheckResult
+from vitmnist.auditing import AuditReport, CheckResult
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import collate_samples, read_samples
-from vitmnist.errors import ConfigError
 from vitmnist.runtime.random_state import RandomState, seed_generators
 
 SAMPLES = 64
@@ -193,12 +193,18 @@ def test_the_example_of_the_documentation_prints_its_output(capsys: pytest.Captu
     assert re.sub(samples, "", capsys.readouterr().out) == re.sub(samples, "", printed)
 
 
-def test_a_balanced_loader_repeats_samples_with_other_random_numbers() -> None:
-    options: dict[str, Any] = {"batch_size": 5, "device": "cpu", "seed": 0, "shuffle": "balanced"}
-    labels = (torch.arange(SAMPLES) > SAMPLES - 9).long()
-    with make_loader("disk", AuditDataset(SAMPLES), labels=labels, num_workers=0, **options) as loader:
-        indices, values = map(torch.cat, zip(*loader.epoch(0), strict=True))
-    assert len(indices.unique()) < SAMPLES
-    assert len(values.unique()) == values.numel()
-    with pytest.raises(ConfigError, match="shuffle=balanced: needs the class of each image; "):
-        make_loader("disk", AuditDataset(SAMPLES), **options)
+def test_a_balanced_loader_repeats_samples_with_other_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(dataset: Dataset, num_workers: int, seed: int, **order: Any) -> Any:
+        labels = (torch.arange(len(dataset)) > 50).long()
+        order = {"shuffle": "balanced", "labels": labels, **order}
+        options = {"batch_size": 5, "device": "cpu", "seed": seed, "num_workers": num_workers}
+        return make_loader("disk", dataset, **options, **order)
+
+    report = audit_small(build, strict=True)
+    assert report.ok
+    assert report.results[0].detail == "balanced: 64 samples of 2 classes, 0 samples dropped"
+    with pytest.raises(AssertionError, match="shuffle=balanced: needs the class of each image; "):
+        audit_small(partial(build, labels=None), strict=True)
+    draws = EpochSampler.draws
+    monkeypatch.setattr(EpochSampler, "draws", lambda sampler, *args: draws(sampler, *args) % sampler.size)
+    assert find_result(audit_small(build), STREAMS).startswith("FAILED")

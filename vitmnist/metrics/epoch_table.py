@@ -59,6 +59,9 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     """Return the metrics of an epoch by name, in the order of the report's columns.
 
     Each call builds the table, because a metric can be registered at any time.
+
+    Raises:
+        ValueError: two metrics have the same name.
     """
     registered = {name: metric for name, (metric, _) in METRICS.import_all().items()}
     table = [
@@ -69,7 +72,12 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,
     ]
-    return {metric.name: metric for metric in table}
+    by_name = {metric.name: metric for metric in table}
+    if duplicates := {metric.name for metric in table if metric is not by_name[metric.name]}:
+        raise ValueError(
+            f"two metrics are called {', '.join(sorted(duplicates))}; choose another name in vitmnist/metrics"
+        )
+    return by_name
 
 
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
