@@ -85,9 +85,6 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum; weight decay is an L2 penalty.
 
     Without `decay_norms`, some parameters have no weight decay; see `make_decay_groups`.
-
-    Raises:
-        ConfigError: `optimizer.nesterov=true` without momentum.
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")
