@@ -33,6 +33,7 @@ from tests.conftest import (
 )
 from tests.support.pages import README, blocks
 from vitmnist.cli.arguments import to_overrides
+from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
 from vitmnist.runtime.signals import handle_signals
 from vitmnist.tracking.result import Result
@@ -267,6 +268,11 @@ def test_no_signal_is_lost(
     finally:
         logging.getLogger("vitmnist").removeHandler(handler)
     assert result_of(tmp_path / "cut")["status"] == status
+
+
+def test_two_runs_at_a_time_are_refused(quick: list[str]) -> None:
+    with RUN_LOCK, pytest.raises(ConfigError, match="another thread of this process trains"):
+        vitmnist.train(*quick)
 
 
 NOTEBOOK_SETUP = f"""

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import CallHere, Printed, assert_same_weights, result_of
 from tests.tracking.test_tensorboard import events
 from vitmnist.cli.arguments import to_overrides
@@ -47,3 +49,17 @@ def test_limited_batches_are_one_epoch_of_every_split(
     assert again.endswith("it was limited by limit_batches=1\n")
     whole = call_here(evaluate, "run", "--json")
     assert (json.loads(whole.stdout)["images"], whole.stderr) == (9, "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("fast_dev_run=true", "limit_batches=10"),
+        ("trainer.limit_val_batches=2", "limit_batches"),
+        ("+debug=1", "limit_batches=10"),
+        ("task_name=a", "name"),
+    ],
+)
+def test_keys_of_other_trainers_lead_to_those_here(typed: str, key: str, refuse: Printed) -> None:
+    name = typed.lstrip("+").partition("=")[0]
+    assert refuse(typed) == f"error: {name}: there is no such key; set {key}\n"

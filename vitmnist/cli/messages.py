@@ -15,6 +15,13 @@ from vitmnist.config.schema import flatten_keys
 from vitmnist.config.validation import describe_refused_value
 from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classify_error, suggest_names
 
+# The equivalents of keys of Lightning, its Hydra template, timm and Keras.
+EQUIVALENT_KEYS = {
+    **dict.fromkeys(("fast_dev_run", "debug"), "limit_batches=10"),
+    **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), "limit_batches"),
+    **dict.fromkeys(("run_name", "task_name", "experiment_name"), "name"),
+}
+
 
 def classify_cli_error(error: BaseException) -> Failure:
     """Classify an exception as `classify_error` does, or as an error of Hydra or OmegaConf.
@@ -69,6 +76,8 @@ def _describe_refused_override(cause: OmegaConfBaseException) -> str:
 def _describe_unknown_key(error: UnknownKeyError) -> str:
     """Describe an unknown key, and suggest keys of any section with the same last part, such as `optimizer.lr`."""
     name = re.split(r"[./]", error.key)[-1]
+    if name in EQUIVALENT_KEYS:
+        return f"{error.key}: there is no such key; set {EQUIVALENT_KEYS[name]}"
     values = flatten_keys(OmegaConf.to_container(compose([])))  # type: ignore[arg-type]
     matches = [key for key in values if f".{key}".endswith(f".{name}") and key != error.key]
     return f"{error.key}: there is no such key; did you mean {' or '.join(matches[:3])}?" if matches else str(error)

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,9 @@ from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.trainer import Trainer
 
+RUN_LOCK = threading.Lock()
+"""The lock of the run that trains in this process. Two runs would draw from the same random generators."""
+
 
 def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> Result:
     """Train a run as `python train.py` does, with the same keys, folders and records.
@@ -32,7 +36,7 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 
     Random states, torch's deterministic flag, logging, signal handlers and the state of Hydra are restored at the end.
     In the main thread, a signal stops the run after the current step, and the run is saved. In another thread, signals
-    do not stop a run. Only one thread of a process may train at a time.
+    do not stop a run.
 
     Args:
         overrides: arguments of `train.py`: `KEY=VALUE` and `--config-dir=FOLDER`.
@@ -51,11 +55,16 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
     """
     if is_distributed():
         raise ConfigError("vitmnist.train: cannot train with several ranks; start train.py with torchrun")
-    with preserve_process_state(), initialize_hydra():
-        argv = [*overrides, *to_overrides(keys)]
-        if folder is not None:
-            argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
-        return _train(argv)
+    if not RUN_LOCK.acquire(blocking=False):
+        raise ConfigError("vitmnist.train: another thread of this process trains; wait for it, or use another process")
+    try:
+        with preserve_process_state(), initialize_hydra():
+            argv = [*overrides, *to_overrides(keys)]
+            if folder is not None:
+                argv.append(f"hydra.run.dir={quote(str(Path(folder).expanduser()))}")
+            return _train(argv)
+    finally:
+        RUN_LOCK.release()
 
 
 def _train(argv: list[str]) -> Result:
