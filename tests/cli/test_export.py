@@ -60,7 +60,6 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("nowhere", "error: nowhere: holds no best or final or last weights"),
         ("run --weights=best", "error: run: holds no best weights"),
         ("run --output=no/model.pt2", "error: no/model.pt2: "),
         ("run --output=other.pt2", "error: other.pt2: exists already; "),

@@ -20,8 +20,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import fit_weights
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.parameters import find_layers
-from vitmnist.training.fine_tuning import load_pretrained_weights, scale_learning_rates
+from vitmnist.training.fine_tuning import find_layers, load_pretrained_weights, scale_learning_rates
 
 pytestmark = pytest.mark.skipif(not find_spec("timm"), reason="timm is not installed")
 SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}

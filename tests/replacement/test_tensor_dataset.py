@@ -1,7 +1,6 @@
 """Random transforms are drawn as by workers, and applied in threads unless the batches depend on the workers."""
 
 import random
-import threading
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +12,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from tests.support.pictures import assert_same, smooth
-from tests.support.processes import becomes_true
 from vitmnist import from_dataloader
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import DataError
@@ -171,15 +169,3 @@ def test_stored_pictures_do_not_change_and_batches_are_new_and_contiguous() -> N
     assert first
     assert len({first, *others}) == 3
     assert torch.equal(ours.dataset._samples.blocks[0], before)  # type: ignore[attr-defined]
-
-
-def batch_threads() -> list[Any]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("vitmnist-map")]
-
-
-def test_threads_end_when_a_loop_is_abandoned() -> None:
-    ours = replaced(DataLoader(Photos(MIXED), 2, num_workers=2))
-    for _ in ours:
-        assert batch_threads()
-        break
-    assert becomes_true(lambda: not batch_threads())

@@ -207,10 +207,9 @@ class Blur(Operation):
 
 
 @dataclass
-class RandomErasingOptions:
-    """p: probability of a change. scale: area of the box, relative to the image. ratio: height / width."""
+class RandomErasingOptions(ProbabilityOptions):
+    """scale: area of the box, relative to the image. ratio: height / width."""
 
-    p: float = config_field(0.5, at_least=0, at_most=1)
     scale: tuple[float, float] = config_field((0.02, 0.33), is_range=True, at_least=0, at_most=1)
     ratio: tuple[float, float] = config_field((0.3, 3.3), is_range=True, above=0)
 

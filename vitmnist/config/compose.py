@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from hydra.version import VersionBase
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group, parse_key
 from vitmnist.config.schema import Config
@@ -43,14 +43,11 @@ def make_job_name(job: int, overrides: Sequence[str], constant_keys: Collection[
     return f"{job}-{make_run_label(varied)}" if varied else str(job)
 
 
-def _to_plain_list(overrides: ListConfig) -> Any:
-    """Convert to a plain list: a list of the configuration would resolve interpolations."""
-    return OmegaConf.to_container(overrides)
-
-
-OmegaConf.register_new_resolver("run_label", lambda overrides: make_run_label(_to_plain_list(overrides)), replace=True)
+# The resolvers convert the overrides to a plain list: a list of the configuration would resolve interpolations.
+to_plain: Any = OmegaConf.to_container
+OmegaConf.register_new_resolver("run_label", lambda overrides: make_run_label(to_plain(overrides)), replace=True)
 OmegaConf.register_new_resolver(
-    "job_name", lambda job, overrides, constant: make_job_name(job, _to_plain_list(overrides), constant), replace=True
+    "job_name", lambda job, overrides, constant: make_job_name(job, to_plain(overrides), constant), replace=True
 )
 # Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)

@@ -212,23 +212,19 @@ def is_under(key: str, sections: Sequence[str]) -> bool:
 
 
 def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
-    """Add the defaults of keys and options that are newer than the record."""
-    completed: dict[str, Any] = json.loads(json.dumps(_with_defaults(recorded, schema), default=str))
-    return completed
-
-
-def _with_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance]) -> dict[str, Any]:
+    """Add the defaults of keys and options that are newer than the record, as JSON values."""
     # Recorded keys keep their order; added keys follow.
     values = dict(recorded)
     for option in fields(schema):
         value = values.get(option.name)
         if is_dataclass(option.default_factory) and isinstance(value, Mapping):
-            values[option.name] = _with_defaults(value, option.default_factory)
+            values[option.name] = fill_defaults(value, option.default_factory)
         elif "registry" in option.metadata and isinstance(value, Mapping):
             values[option.name] = {**value, **resolve_name(option.metadata["registry"]).with_defaults(value)}
         elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
             values[option.name] = option.default
-    return values
+    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return completed
 
 
 def format_value(value: object) -> str:

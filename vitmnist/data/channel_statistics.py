@@ -40,10 +40,9 @@ def check_statistics(key: str, mean: Sequence[float], std: Sequence[float]) -> N
 
 
 def sum_channels(images: Tensor) -> NDArray[np.uint64]:
-    """Return the number, sum and sum of squares of the pixels per channel, `[3, C]`. Sums of batches can be added.
+    """Return number, sum and sum of squares of the pixels per channel, `[3, C]`; sums of batches can be added.
 
-    Raises:
-        DataError: the images are not uint8 `[N, C, H, W]`.
+    Raises `DataError` unless the images are uint8 `[N, C, H, W]`.
     """
     if images.dtype != torch.uint8:
         raise DataError(

@@ -144,12 +144,6 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     others = [path for path in subfolders if path not in folders.values()]
-    classes = [path.name for path in _list_folders(folders["train"])]
-    if like_train := [path.name for path in others if [inner.name for inner in _list_folders(path)] == classes]:
-        raise DataError(
-            f"{folder}: it is unclear whether {join_names(like_train)} is a split or, with {folders['train'].name}, a "
-            "class; name splits train, val and test, or set data.dataset.labels=FILE.csv with the class of each image"
-        )
     if others:
         log.warning("%s: not used: %s", folder, join_names(path.name for path in others))
     return folders

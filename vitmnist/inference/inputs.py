@@ -8,13 +8,12 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from vitmnist.data.channel_statistics import PLAUSIBLE_CHANNELS
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.errors import DataError, as_data_error
 
 ImageInput = str | PathLike[str] | Image.Image | Pixels | Tensor
 """The path of a file, a PIL image, or an array of one image or several."""
-CHANNELS = (1, 3, 4)
-"""The numbers of channels of grey, RGB and RGBA images."""
 
 
 def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> Iterator[Path | Image.Image | Pixels]:
@@ -54,7 +53,7 @@ def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:
     pixels = array.detach().cpu().numpy() if isinstance(array, Tensor) else array
     if len(shape) == 2:
         return [pixels[..., None]]
-    is_first, is_last = (len(shape) in (3, 4) and shape[axis] in (*CHANNELS, channels) for axis in (-3, -1))
+    is_first, is_last = (len(shape) in (3, 4) and shape[axis] in (*PLAUSIBLE_CHANNELS, channels) for axis in (-3, -1))
     is_clear = is_first != is_last
     if len(shape) == 3:
         is_clear = not is_first or (not is_last and shape[0] in (1, channels))

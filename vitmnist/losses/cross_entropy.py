@@ -23,11 +23,7 @@ class CrossEntropyOptions:
 
 @LOSSES.register("cross_entropy", CrossEntropyOptions)
 def cross_entropy(options: CrossEntropyOptions, labels: Tensor, classes: tuple[str, ...], device: torch.device) -> Loss:
-    """Cross-entropy with label smoothing (Szegedy et al., arXiv:1512.00567) and class weights.
-
-    Raises:
-        ConfigError: the weights do not fit the classes.
-    """
+    """Cross-entropy with label smoothing (Szegedy et al., arXiv:1512.00567) and class weights; raises `ConfigError`."""
     weight = None
     if options.class_weights is not None:
         weight = compute_class_weights(options.class_weights, labels, classes).to(device)

@@ -88,11 +88,7 @@ def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
 
 
 def find_metric(name: str, key: str) -> EpochMetric:
-    """Return the metric of an epoch called `name` or `eval_NAME`; the error message begins with `key`.
-
-    Raises:
-        ConfigError: the metric does not exist.
-    """
+    """Return the metric called `name` or `eval_NAME`; raises `ConfigError`, with `key` in the message, without one."""
     by_name = build_epoch_table()
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric

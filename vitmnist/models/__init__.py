@@ -9,8 +9,8 @@ from vitmnist.registry import Registry
 MODELS: Registry[[tuple[int, int, int], int], nn.Module] = Registry("model", __package__)
 """Options may derive from `PretrainedOptions`.
 
-A model may define `no_weight_decay`, `layer_pattern` or `group_matcher` (vitmnist/optim/parameters.py), and
-`pretrained_cfg` (`log_expected_input` in vitmnist/training/fine_tuning.py).
+A model may define `no_weight_decay` (`make_decay_groups` in vitmnist/optim/optimizers.py), `layer_pattern` or
+`group_matcher`, and `pretrained_cfg` (`find_layers` and `log_expected_input` in vitmnist/training/fine_tuning.py).
 """
 
 

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.optim.parameters import names_without_decay
 from vitmnist.registry import Registry
 
 OPTIMIZERS: Registry[[nn.Module, bool], Optimizer] = Registry("optimizer", __package__)
@@ -70,9 +69,10 @@ def make_decay_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Return two parameter groups: with and without weight decay.
 
     As in timm's `param_groups_weight_decay`, parameters with fewer than two dimensions (biases, norm weights) have no
-    weight decay. The same holds for the parameters that the model lists; see `names_without_decay`.
+    weight decay. The same holds for the parameters that `no_weight_decay` of the model names, a collection or a method.
     """
-    no_decay = names_without_decay(model)
+    no_decay: Any = getattr(model, "no_weight_decay", ())
+    no_decay = no_decay() if callable(no_decay) else no_decay
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -85,9 +85,6 @@ def sgd(options: SGDOptions, model: nn.Module, fused: bool) -> Optimizer:
     """Stochastic gradient descent with momentum; weight decay is an L2 penalty.
 
     Without `decay_norms`, some parameters have no weight decay; see `make_decay_groups`.
-
-    Raises:
-        ConfigError: `optimizer.nesterov=true` without momentum.
     """
     if options.nesterov and not options.momentum:
         raise ConfigError("optimizer.nesterov=true needs optimizer.momentum above 0")

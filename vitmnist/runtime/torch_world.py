@@ -30,11 +30,7 @@ NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
 
 
 class TorchWorld(World):
-    """One of several ranks.
-
-    Raises:
-        ConfigError: the other ranks cannot be reached.
-    """
+    """One of several ranks; raises `ConfigError` if the others cannot be reached."""
 
     def __init__(self) -> None:
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))

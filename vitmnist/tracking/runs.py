@@ -107,11 +107,7 @@ class Run:
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
-    """Find the folders of all runs in or below some folders, each once, in the order of job numbers.
-
-    Raises:
-        DataError: a folder does not exist, or contains no runs.
-    """
+    """Find all runs in or below folders, each once, in the order of job numbers; raises `DataError` without a run."""
     by_path: dict[Path, Path] = {}
     for folder in folders:
         runs = {path.parent for name in ("result.json", ".hydra") for path in folder.rglob(name)}

@@ -1,6 +1,7 @@
 """Fine-tuning: initial weights (`init`), and learning rates by parameter (`lr_scale`, `optimizer.layer_decay`)."""
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +12,6 @@ from torch.optim import Optimizer
 from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.models.pretrained import fit_weights
-from vitmnist.optim.parameters import find_layers
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,26 @@ def _rename_weights(weights: Mapping[str, Tensor], model: nn.Module) -> Mapping[
 
 def _format_shape(weights: Mapping[str, Tensor], name: str) -> str:
     return str(list(weights[name].shape)) if name in weights else "missing"
+
+
+def find_layers(model: Any) -> dict[str, int]:
+    """Return the layer of each parameter, from 0 at the input to the head; empty for a model without ordered blocks.
+
+    Models of timm have a method `group_matcher`. In others, the regular expression `layer_pattern` matches the names of
+    the parameters of a block, which are in the order of the forward pass.
+    """
+    if hasattr(model, "group_matcher"):
+        from timm.models import group_parameters
+
+        return dict(group_parameters(model, model.group_matcher(coarse=False), reverse=True))
+    layers, blocks = {}, ["stem"]
+    for name, _ in model.named_parameters():
+        match = re.match(getattr(model, "layer_pattern", "$"), name)
+        block = match[0] if match else "stem" if len(blocks) == 1 else "head"
+        if block not in blocks:
+            blocks.append(block)
+        layers[name] = blocks.index(block)
+    return layers if len(blocks) > 1 else {}
 
 
 def scale_learning_rates(

@@ -246,14 +246,11 @@ def make_dataset(
 
 
 def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
-    """Return the `reader` of a dataset's options; without one, a reader that stretches images to `[C, H, W]`.
+    """Return the `reader` of a dataset's options, or a reader that stretches images; raises `ConfigError` if unknown.
 
     Args:
         values: the name and the options of the dataset. Options that are allowed to change can be missing.
         shape: the `[C, H, W]` of the dataset's images.
-
-    Raises:
-        ConfigError: the dataset is not registered.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
     if reader := DATASETS.resolve_options(complete, DatasetOptions).reader:

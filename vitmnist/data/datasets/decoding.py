@@ -130,11 +130,7 @@ class DecodingOptions(SizeOptions):
         return {"mode": "grey"}
 
     def list_images(self) -> EncodedImages:
-        """List the images of each split, and log what is left out.
-
-        Raises:
-            ConfigError, DataError: there is no such folder, or its splits, classes or labels are unclear.
-        """
+        """List the images of each split, and log what is left out; raises `ConfigError` or `DataError`."""
         raise NotImplementedError
 
 

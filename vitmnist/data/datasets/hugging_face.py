@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitmnist.config.validation import section
-from vitmnist.data.datasets.base import DATASETS, Dataset
+from vitmnist.data.datasets.base import DATASETS
 from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
 from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
@@ -28,7 +28,10 @@ class FeatureNames:
 
 @dataclass
 class HuggingFaceOptions(DecodingOptions):
-    """See `conf/data/dataset/hugging_face.yaml`."""
+    """Images and labels of a folder that `save_to_disk` wrote, or of Parquet files.
+
+    See `conf/data/dataset/hugging_face.yaml`.
+    """
 
     columns: FeatureNames = section(FeatureNames, may_change=True)
 
@@ -54,10 +57,7 @@ class RowReader:
         return image["bytes"] or Path(image["path"]).read_bytes()
 
 
-@DATASETS.register("hugging_face", HuggingFaceOptions)
-def hugging_face(options: HuggingFaceOptions, root: Path) -> Dataset:
-    """Images and labels of a folder that `save_to_disk` wrote, or of Parquet files; decoded once into `root`."""
-    return decode_dataset(options, root)
+DATASETS.register("hugging_face", HuggingFaceOptions)(decode_dataset)
 
 
 def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassOfImage]]:

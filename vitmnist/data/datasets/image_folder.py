@@ -1,10 +1,9 @@
 """A folder of images, with a subfolder per class or a table of labels."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from vitmnist.config.validation import config_field, section
-from vitmnist.data.datasets.base import DATASETS, Dataset
+from vitmnist.data.datasets.base import DATASETS
 from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
 from vitmnist.data.image_listing import list_splits
 from vitmnist.data.label_table import TableColumns, read_label_table
@@ -14,7 +13,10 @@ from vitmnist.runtime.files import expand_home
 
 @dataclass
 class ImageFolderOptions(DecodingOptions):
-    """See `conf/data/dataset/image_folder.yaml`."""
+    """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table.
+
+    See `conf/data/dataset/image_folder.yaml`.
+    """
 
     labels: str | None = config_field(None, may_change=True)
     columns: TableColumns = section(TableColumns, may_change=True)
@@ -31,7 +33,4 @@ class ImageFolderOptions(DecodingOptions):
         return EncodedImages(folder, splits, self.reader, folds=folds)
 
 
-@DATASETS.register("image_folder", ImageFolderOptions)
-def image_folder(options: ImageFolderOptions, root: Path) -> Dataset:
-    """Images in `path/CLASS/`, in `path/train/CLASS/`, `path/val/CLASS/` …, or in a table; see `decode_dataset`."""
-    return decode_dataset(options, root)
+DATASETS.register("image_folder", ImageFolderOptions)(decode_dataset)

@@ -59,11 +59,7 @@ def _read_idx_files(name: str, files: Sequence[Path], classes: tuple[str, ...], 
 
 
 def read_idx(path: Path) -> Tensor:
-    """Read an IDX file of bytes (http://yann.lecun.com/exdb/mnist), compressed (`.gz`) or not.
-
-    Raises:
-        DataError: the file cannot be read or decompressed, or is not a complete IDX file of bytes.
-    """
+    """Read an IDX file of bytes (http://yann.lecun.com/exdb/mnist), compressed (`.gz`) or not; raises `DataError`."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content

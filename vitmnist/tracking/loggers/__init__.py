@@ -55,11 +55,7 @@ LOGGERS: Registry[[Path, Result], Logger] = Registry("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Return the name and all options of each logger. A value is a name, or a mapping with `name` and options.
-
-    Raises:
-        ConfigError: a name or an option is unknown.
-    """
+    """Complete the options of loggers, names or mappings with `name`; raises `ConfigError` for an unknown one."""
     named = [{"name": value} if isinstance(value, str) else value for value in values]
     loggers = [LOGGERS.with_defaults(value) if isinstance(value, Mapping) else value for value in named]
     for index, logger in enumerate(loggers):
