@@ -17,6 +17,7 @@ from vitmnist.tracking.runs import read_run
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("launcher", "module"), [("parallel", "joblib_launcher"), ("submitit", "submitit_launcher")])
 def test_two_jobs_at_once_end_in_one_report(launcher: str, module: str, tiny_root: Path, tmp_path: Path) -> None:
     """A job that is refused in a process of its own fails the sweep, which keeps what the others completed."""
@@ -43,6 +44,7 @@ SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5
 
 
 @pytest.mark.slow  # each job imports torch
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("signum", "jobs"), [(SIGKILL, SEARCH), (signal.SIGTERM, JOBS)])
 def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
     signum: int, jobs: list[str], tiny_root: Path, tmp_path: Path, train_here: Train

@@ -244,6 +244,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_script_with_workers_is_diagnosed(windows: StartOnWindows, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     code, output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").ended()
