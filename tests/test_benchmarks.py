@@ -19,7 +19,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
     "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
     "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
     "pictures": (
-        ["--folder=files", "--pictures=70", "--batches=1", "--sides=8", "--rounds=1", "--seconds=0.01"],
+        ["--folder=files", "--pictures=30", "--batches=1", "--sides=8", "--rounds=1", "--seconds=0.01"],
         ["decoding alone, 1 thread", "`disk`", "torchvision v2 per sample", "`ram`, `imagenet`"],
     ),
     "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
