@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import ceil
 from pathlib import Path
 
 # Several processes with as many threads as cores would wait for each other. Programs that tests start inherit this.
@@ -54,9 +55,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         skip_without(*marker.args)
 
 
+@pytest.hookimpl(trylast=True)  # when only the chosen tests are left
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest tests: those that have a time limit of their own."""
-    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    """Let each worker begin with its part of the longest tests: those that have a time limit of their own."""
+    longest = [item for item in items if item.get_closest_marker("timeout")]
+    others = [item for item in items if not item.get_closest_marker("timeout")]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    size = ceil(len(others) / workers)  # The first tests of `items` go to the first worker, and so on.
+    parts = [longest[index::workers] + others[index * size :][:size] for index in range(workers)]
+    items[:] = [item for part in parts for item in part]
 
 
 def pytest_collection_finish() -> None:

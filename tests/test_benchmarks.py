@@ -28,6 +28,7 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", BENCHMARKS)
 def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
     documented = next(iter(commands(f"python benchmarks/{script}.py")), [])

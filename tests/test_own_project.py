@@ -86,6 +86,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_documented_project_trains_sweeps_resumes_evaluates_predicts_and_exports(project: Path) -> None:
     pytest.importorskip("timm")
     install = ["pip", "install", "--no-deps", "--no-build-isolation", "--target", project / "site", project]

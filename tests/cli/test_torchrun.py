@@ -231,6 +231,7 @@ def test_a_task_of_slurm_uses_the_only_gpu_that_it_sees(uuids: list[str], monkey
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]

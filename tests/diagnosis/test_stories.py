@@ -69,6 +69,7 @@ def waiting(printed: str) -> int:
 
 
 @pytest.mark.slow  # Each process imports torch.
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("script", "before"), [("norms.py", "compute-bound"), ("signals.py", "input-bound")])
 def test_a_script_has_another_bottleneck_after_its_change(folder: Path, script: str, before: str) -> None:
     """On busy cores, the new verdict may be "balanced", so the shares of waiting are compared too."""
@@ -83,6 +84,7 @@ def test_a_script_has_another_bottleneck_after_its_change(folder: Path, script: 
 
 
 @pytest.mark.slow  # It measures three ways to load.
+@pytest.mark.timeout(300)
 def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> None:
     first, *rest = changes(SCRIPT)
     apply_diff(folder, first)
@@ -103,6 +105,7 @@ def test_the_page_and_the_example_have_the_command_of_the_readme() -> None:
 
 
 @pytest.mark.slow  # It draws many pictures.
+@pytest.mark.timeout(300)
 def test_the_command_of_the_readme_works_in_a_fresh_folder(tmp_path: Path) -> None:
     """It finds the bottleneck, and leaves only the pictures, which git ignores and the next start uses."""
     assert PHOTOS.read_text().count("PICTURES = 2000\n") == 1

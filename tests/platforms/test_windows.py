@@ -191,9 +191,10 @@ for command in sys.argv[1:]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_each_loader_trains_and_its_runs_are_used(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
-    loaders = "-m data/loader=ram,cache,gpu_slice,prefetch,auto hydra.sweep.dir=swept"
+    loaders = "-m data/loader=ram,cache,gpu_slice,prefetch hydra.sweep.dir=swept"
+    auto = "data/loader=auto data.loader.candidates=[ram,prefetch] hydra.run.dir=swept/auto"
     disk = "data/loader=disk data.loader.num_workers=1 hydra.run.dir=swept/disk"  # Each worker imports torch.
-    windows("-c", COMMANDS, *(" ".join([*quick, typed]) for typed in (loaders, disk))).succeeded()
+    windows("-c", COMMANDS, *(" ".join([*quick, typed]) for typed in (loaders, auto, disk))).succeeded()
     folders = sorted(path.parent for path in tmp_path.glob("swept/*/result.json"))
     assert [bool(result_of(folder)["auto"]) for folder in folders] == [False] * 4 + [True, False]
     assert len({json.dumps(learned(folder)) for folder in folders}) == 1
@@ -243,6 +244,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_script_with_workers_is_diagnosed(windows: StartOnWindows, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     code, output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").ended()
