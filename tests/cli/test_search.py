@@ -65,7 +65,7 @@ def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str
     assert results[best["best_trial"]]["config"]["optimizer"]["name"] == best["best_params"]["optimizer"]
     assert all(3 <= result["config"]["batch_size"] <= 9 for result in results)
     for text in (printed, *((tmp_path / "here" / name).read_text() for name in ("report.md", "report.html"))):
-        assert f"{best['best_value']:.1f}" in text
+        assert f"{best['best_value']:.2f}" in text
 
 
 def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:

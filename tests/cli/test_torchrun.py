@@ -149,10 +149,11 @@ MACHINES = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # two of them, with a p
 
 def test_machines_may_keep_the_data_elsewhere(quick: list[str], ranks: StartRanks, tmp_path: Path) -> None:
     write_mnist_like(tmp_path / "there" / "KMNIST" / "raw")
-    elsewhere = {1: f"data.root={tmp_path / 'there'}"}
-    stopped = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **MACHINES)
+    elsewhere = {1: "data.root=${oc.env:THERE}"}
+    machines = {**MACHINES, "THERE": str(tmp_path / "there")}
+    stopped = ranks(2, *quick, "max_minutes=0", "hydra.run.dir=run", each=elsewhere, **machines)
     assert stopped.ended()[0] == [ExitCode.UNFINISHED] * 2
-    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **MACHINES).succeeded()
+    ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **machines).succeeded()
     assert result_of(tmp_path / "run")["status"] == "completed"
 
 

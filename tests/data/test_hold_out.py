@@ -146,5 +146,5 @@ def test_a_sweep_over_folds_ends_in_mean_and_deviation(quick: list[str], succeed
     assert len({run["dataset"]["sha256"]["validation_images"] for run in runs}) == 3
     assert len({run["dataset"]["validation_size"] for run in runs}) == 2
     mean = sum(run["epochs"][-1]["eval_acc"] for run in runs) / 3
-    assert f"Validation accuracy: {mean:.1f}% ± " in printed
+    assert f"Validation accuracy: {mean:.2f}% ± " in printed
     assert "(mean ± sd over 3 folds)." in printed

@@ -137,6 +137,13 @@ def test_a_collate_function_may_fail_for_single_samples(collate: Any) -> None:
     assert_same(run(from_dataloader(loader, "ram")), run(loader))
 
 
+def test_few_short_samples_are_padded_as_in_the_original() -> None:
+    """Chunks of samples are not padded together: each batch is padded to its own longest sample."""
+    dataset = [torch.arange(7 if index in (11, 501, 503) else 10) for index in range(1000)]
+    loader = DataLoader(dataset, batch_sampler=[[11, 501, 503], [1, 2]], collate_fn=pad)
+    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+
+
 def test_changes_of_a_sample_end_with_the_epoch() -> None:
     loader = from_dataloader(DataLoader(Made(boxes), 4, collate_fn=transposed), "ram")
     expected = run(loader, 1)

@@ -243,6 +243,13 @@ def test_an_option_in_a_list_of_members_has_a_column_and_keys_with_equal_last_pa
     assert [list(row)[:3] for row in table_of(tmp_path)] == 2 * [["model.width", "data.width", "pixels"]]
 
 
+def test_patterns_of_learning_rates_in_another_order_are_another_configuration(tmp_path: Path) -> None:
+    factors = {"*": 0.1, "head.*": 1}
+    for number, patterns in enumerate((factors, dict(reversed(factors.items())))):
+        run(tmp_path / str(number), config={"lr_scale": patterns})
+    assert [row["lr_scale"] for row in table_of(tmp_path)] == [str(factors), str(dict(reversed(factors.items())))]
+
+
 def test_configurations_that_are_equal_after_rounding_are_two(tmp_path: Path) -> None:
     for index, accuracy in enumerate((95.0, 90.0)):
         epochs = [epoch(2.0, eval_acc=accuracy)] * 2

@@ -70,7 +70,7 @@ def test_each_start_is_a_run_of_mlflow_with_all_epochs(
     assert [run.info.status for run in (stopped, completed)] == ["KILLED", "FINISHED"]
     assert completed.info.run_name == "base"
     assert completed.data.tags.items() >= {"pets": "true", "mlflow.note.content": "as usual"}.items()
-    assert completed.data.params["lr_scale.head_"] == "0.5"
+    assert completed.data.params["lr_scale"] == "{'head*': 0.5}"
     epochs = result_of(tmp_path / "run")["epochs"]
     for tag, values in (
         ("eval/acc", [epoch["eval_acc"] for epoch in epochs]),

@@ -183,11 +183,7 @@ class Job:
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
             result = Result(
-                folder=folder,
-                overrides=overrides,
-                config=config,
-                error=failure.message,
-                exit_code=failure.exit_code,
+                folder=folder, overrides=overrides, config=config, error=failure.message, exit_code=failure.exit_code
             )
             with suppress(OSError):
                 result.write()

@@ -19,13 +19,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, find_value, parse_arguments
+from vitmnist.cli.arguments import Arguments, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
 from vitmnist.cli.resume import print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
-from vitmnist.config import CONF, is_hydra_override
-from vitmnist.config.compose import compose_command, initialize_hydra
+from vitmnist.config import CONF, is_hydra_override, parse_key
+from vitmnist.config.compose import compose, compose_command, initialize_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.runtime.files import display_path
@@ -130,8 +130,8 @@ def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun | No
     shared = world.broadcast_object(lambda: values)
     if world.is_main or not shared:
         return run
-    if data_root := find_value("data.root", sys.argv[1:]):
-        shared["config"]["data"]["root"] = data_root
+    if roots := [text for text in sys.argv[1:] if parse_key(text) == "data.root"]:
+        shared["config"]["data"]["root"] = compose(roots).data.root
     folder = Path(shared["folder"])
     handler = logging.FileHandler(folder / f"rank-{world.rank}.log", encoding="utf-8")
     handler.setFormatter(logging.Formatter(TIMED_FORMAT))

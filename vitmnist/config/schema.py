@@ -202,7 +202,10 @@ def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration: the values by their dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if key == "lr_scale":  # A dict whose order matters: the last pattern that fits a parameter counts.
+            flat[f"{prefix}{key}"] = str(value)
+        else:
+            flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 

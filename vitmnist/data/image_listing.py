@@ -19,11 +19,7 @@ EXTENSIONS = (
     ".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
 )  # fmt: skip
 """The extensions of image files, the same on every machine. Files that the installed Pillow cannot read are errors."""
-SPLITS = {
-    "train": ("train", "training"),
-    "validation": ("val", "valid", "validation"),
-    "test": ("test", "testing"),
-}
+SPLITS = {"train": ("train", "training"), "validation": ("val", "valid", "validation"), "test": ("test", "testing")}
 """The splits, each with the names that its folder, or its rows in a table, can have."""
 SPLIT_OF = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
 """The split of each name in `SPLITS`."""
@@ -98,7 +94,10 @@ def list_splits(folder: Path) -> dict[str, ClassOfImage]:
     """
     splits: dict[str, ClassOfImage] = {}
     for split, parent in _find_split_folders(folder).items():
-        images = [path for path in select_images(list_files(parent)) if path.parent != parent]
+        images = select_images(list_files(parent))
+        if stray := [path.name for path in images if path.parent == parent]:
+            log.warning("%s: images outside of the folders of classes are left out: %s", parent, join_names(stray))
+        images = [path for path in images if path.parent != parent]
         classes = [to_nfc(path.relative_to(parent).parts[0]) for path in images]
         if empty := sorted({to_nfc(path.name) for path in _list_folders(parent)}.difference(classes)):
             log.warning("%s: folders without images are left out: %s", parent, join_names(empty))

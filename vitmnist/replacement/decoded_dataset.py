@@ -223,10 +223,12 @@ def _read_rows(
 
     Raises:
         RandomSampleError: a sample is random.
-        NoRowPerSampleError: collating the samples is random, or does not result in rows as in `example`.
+        NoRowPerSampleError: samples differ in shape, or collating them is random or gives other rows than `example`.
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
+    if len({tuple(getattr(leaf, "shape", ()) for leaf in flatten_tree(sample)[0]) for sample in samples}) > 1:
+        raise NoRowPerSampleError
     try:
         batch, reason = call_and_check_random(
             partial(collate_batch, collate, samples, indices), collate, always_repeat=False

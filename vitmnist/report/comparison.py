@@ -29,8 +29,6 @@ COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
 MAX_LABEL = 37
 """The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
-SMALL_SPLIT = 1000
-"""In a split with at most this many images, an image is 0.1% or more, so percentages have one decimal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,13 +168,7 @@ class Comparison:
     def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
-        return self.rounded((metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"])
-
-    def rounded(self, metric: EpochMetric, split: str | None = None) -> EpochMetric:
-        """Give a percentage as many decimals as the size of its split supports; it is the same for all runs."""
-        dataset = next((run.result.dataset for row in self.rows for run in row.runs if run.result.dataset), {})
-        is_small = dataset.get(f"{split or self.eval_split}_size", math.inf) <= SMALL_SPLIT
-        return replace(metric, digits=1) if is_small and metric.unit == "%" and metric.digits == 2 else metric
+        return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""

@@ -83,6 +83,8 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     # A lead that is the same with every seed does not show the noise.
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying]
+    if len(groups[best]) >= MIN_ROUNDS and None in leads:
+        return f"{leads.count(None)} of {len(leads)} others have too few seeds in common with it to be compared."
     if len(lowest) < len(leads):
         seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
@@ -127,12 +129,11 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
     name = best.loader if has_loaders else best.label
-    time = f"{name}, {_format_time(best.epoch_s)}."
     title = f"Lowest time at {comparison.numbers.get(setting, setting)}" if setting else "Lowest time"
     ratios = {row: ratio for row in rows if (ratio := comparison.ratio(row))}
     slower = [f"{row.loader} takes {ratio}" for row, ratio in ratios.items() if ratio.is_clear]
     others = [row.loader for row, ratio in ratios.items() if not ratio.is_clear]
-    answer = [f"{title}: {time}"]
+    answer = [f"{title}: {name}, {_format_time(best.epoch_s)}."]
     if ratios and not slower:
         kind = "loader" if has_loaders else "configuration"
         answer.append(f"No other {kind} differs beyond noise ({best.epoch_s.n} rounds).")
@@ -141,6 +142,8 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
         answer.append(f"Compared within each round, {', '.join(slower)}{noise}.")
     elif others:
         answer.append(f"Within noise of it: {len(others)} of {len(ratios)} others.")
+    if missing := [row.loader or row.label for row in rows[1:] if row not in ratios]:
+        answer.append(f"Not compared, with fewer than {MIN_ROUNDS} rounds in common: {', '.join(missing)}.")
     return " ".join(answer)
 
 

@@ -64,10 +64,7 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
 
 
 def format_markdown(
-    folders: Sequence[Path],
-    comparisons: Sequence[Comparison],
-    output: Path,
-    charts: Mapping[str, Mapping[str, bytes]],
+    folders: Sequence[Path], comparisons: Sequence[Comparison], output: Path, charts: Mapping[str, Mapping[str, bytes]]
 ) -> str:
     """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
@@ -77,10 +74,7 @@ def format_markdown(
         parts += [f"## {heading}"] if len(comparisons) > 1 else []
         parts += [*sentences, command, f"<small>{about}</small>", *([f"![Panels]({chart})"] if panels else []), table]
         facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
-        folded = {
-            "Other metrics": details,
-            "Machine, software and data": _format_table(facts, _escape, _link, "pipe"),
-        }
+        folded = {"Other metrics": details, "Machine, software and data": _format_table(facts, _escape, _link, "pipe")}
         for title, table in folded.items():
             if table:
                 parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>')
@@ -165,12 +159,12 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
         # Quality stands before times.
         for other in sorted(table.values(), key=lambda other: other.summary != "selected"):
             if other.column and other.name not in (metric.name, EPOCH_S.name):
-                columns |= _format_metric(comparison, comparison.rounded(other))
+                columns |= _format_metric(comparison, other)
         columns |= settings
     else:
         columns |= _format_metric(comparison, metric)
         if comparison.eval_split != "test":
-            accuracy = replace(comparison.rounded(table["eval_acc"], "test"), name=TEST_ACC)
+            accuracy = replace(table["eval_acc"], name=TEST_ACC)
             columns |= _format_metric(comparison, accuracy, "test accuracy of these runs, %")
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]

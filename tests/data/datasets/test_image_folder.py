@@ -310,9 +310,11 @@ def test_a_read_error_that_can_pass_does_not_leave_an_image_out(
 def test_classes_without_images_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = load(folder).train
     (folder / "ant").mkdir()
+    draw(folder / "stray.png", 0)
     draw(folder / "bee" / "holiday" / "0.png", 0)
     (folder / "bee" / "holiday" / "0.png").write_bytes(b"")
     pets = load(folder, skip_unreadable=True)
+    assert "images outside of the folders of classes are left out: stray.png" in caplog.text
     for message in ("folders without images are left out: ant", "classes without readable images are left out: bee"):
         assert message in caplog.text
     assert (pets.train.classes, pets.skipped) == (CLASSES, 1)
