@@ -120,7 +120,6 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     """Draw the phases of an epoch as a bar."""
     legend = [Patch(label=name, facecolor=BLUE, edgecolor=BLUE, **style) for name, style in PHASES.items()]
     figure, axes = _create_panel("Seconds per epoch", legend, ROW_HEIGHT * len(rows))
-    ratios = [comparison.ratio(row) for row in rows]
     times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
     texts = [f", {text}" if (text := describe_ratio(comparison, row)) else "" for row in rows]
     labels = [comparison.label(row) or "all runs" for row in rows]
@@ -130,8 +129,9 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     keys = {
         "bars: median, whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
         "one round of each, not compared": len(rows) > 1 and all(row.epoch_s and row.epoch_s.n == 1 for row in rows),
-        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}": any(ratios),
+        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}": any(map(comparison.ratio, rows)),
     }
+    axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
     return figure
 
