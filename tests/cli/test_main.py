@@ -69,6 +69,7 @@ MISTAKES = {  # found when the values are composed and checked
 }
 SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(0.0001,0.01)"
 MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
+    "optimizer.name=adamw": "optimizer.name=adamw: keeps the options of another member; set optimizer=NAME",
     "model=vitt": "model=vitt: there is no such member; did you mean 'vit'? allowed: ",
     "model=null": "Config group override must be a string or a list",
     "~data.augment.operations.1 data/augment=cifar": "(HYDRA_FULL_ERROR=1 shows the traceback)",

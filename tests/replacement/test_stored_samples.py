@@ -144,6 +144,18 @@ def test_few_short_samples_are_padded_as_in_the_original() -> None:
     assert_same(run(from_dataloader(loader, "ram")), run(loader))
 
 
+def test_a_rare_value_that_depends_on_its_batch_is_not_stored() -> None:
+    data = torch.randn(2000, 3, generator=torch.Generator().manual_seed(0))
+    data[777, 0] = torch.nan
+
+    def impute(samples: list[Tensor]) -> Tensor:
+        batch = torch.stack(samples)
+        return batch.where(~batch.isnan(), batch.nanmean(0))
+
+    loader = DataLoader([*data], 32, shuffle=True, collate_fn=impute)
+    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+
+
 def test_changes_of_a_sample_end_with_the_epoch() -> None:
     loader = from_dataloader(DataLoader(Made(boxes), 4, collate_fn=transposed), "ram")
     expected = run(loader, 1)

@@ -51,6 +51,10 @@ def parse_arguments(argv: list[str]) -> Arguments:
         _accept_lazy_help()
     options, unknown = get_args_parser().parse_known_intermixed_args(argv)
     overrides: list[str] = options.overrides
+    for override in overrides:
+        group = parse_key(override).removesuffix(".name").replace(".", "/")
+        if parse_key(override).endswith(".name") and is_group(group):
+            raise ConfigError(f"{override}: keeps the options of another member; set {group}=NAME")
     unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
     if refused := unknown + unsupported:
         raise ConfigError(f"{refused[0]}: there is no such option; set keys without dashes, as in epochs=3")

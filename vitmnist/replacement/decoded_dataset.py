@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
 from vitmnist.errors import ConfigError, DataError, as_data_error
@@ -26,7 +26,7 @@ from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, count_reading_workers, read_in_chunks
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 from vitmnist.store.samples import EncodedSamples, encode_samples, store_samples_in_file, store_samples_in_memory
-from vitmnist.store.tree import TreeStructure, flatten_tree, iterate_paths, unflatten_tree
+from vitmnist.store.tree import TreeStructure, find_difference, flatten_tree, iterate_paths, unflatten_tree
 
 Chunk = TypeVar("Chunk")
 
@@ -229,13 +229,19 @@ def _read_rows(
         samples = fetch_samples(dataset, indices)
     if len({tuple(getattr(leaf, "shape", ()) for leaf in flatten_tree(sample)[0]) for sample in samples}) > 1:
         raise NoRowPerSampleError
+    middle = 0 if collate is default_collate else len(samples) // 2
     try:
         batch, reason = call_and_check_random(
             partial(collate_batch, collate, samples, indices), collate, always_repeat=False
         )
+        rows = None if reason else RowTensors.from_batch(batch, len(indices))
+        # In half of the samples, a value that depends on the rest of a batch, such as a mean, would be another one.
+        for span in (slice(middle), slice(middle, None)) if middle else ():
+            half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
+            if not rows or not half or find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
+                raise NoRowPerSampleError
     except DataError as error:  # These samples may never form a batch.
         raise NoRowPerSampleError from error
-    rows = None if reason else RowTensors.from_batch(batch, len(indices))
     if not rows or rows.signature != example.signature:
         raise NoRowPerSampleError
     return rows.tensors

@@ -39,8 +39,6 @@ RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 NUMBER, MEAN, MEDIAN = "#", " (mean ± sd)", " (median)"
 """The title of the column for the number of a setting, and the ends of the titles of columns with several values."""
-MAX_LINK = 36
-"""The number of characters of a folder in a link; of a longer one, the number of the job is shown."""
 
 
 def write_report(folders: Sequence[Path], output: Path) -> str:
@@ -119,9 +117,7 @@ def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) ->
 
 
 def _link(path: str) -> str:
-    text = path if len(path) <= MAX_LINK else Path(path).name
-    job = re.match(r"\d+", text)
-    return f"[{_escape(f'run {job[0]}' if len(text) > MAX_LINK and job else text)}]({quote(path)})"
+    return f"[{_escape(path)}]({quote(path)})"
 
 
 def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:

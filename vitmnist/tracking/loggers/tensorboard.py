@@ -9,13 +9,13 @@ import numpy as np
 import yaml
 from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
 from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import EpochMetric, build_epoch_table
+from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
@@ -42,7 +42,6 @@ class TensorBoard(Logger):
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
         self._run = Run(folder, result)
-        self._descriptions = _describe_tags(result.eval_split)
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
         # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
@@ -76,12 +75,7 @@ class TensorBoard(Logger):
     def _scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
         """Yield an event for each value, so that a truncated file loses few values."""
         for tag, value in values.items():
-            default = "step = training step" if tag.startswith("train_step/") else "step = epoch"
-            metadata = SummaryMetadata(
-                summary_description=self._descriptions.get(tag, default),
-                plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"),
-            )
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value, metadata=metadata)])
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
             yield Event(wall_time=wall_time, step=step, summary=summary)
 
     def _append(self, *events: Event) -> None:
@@ -94,17 +88,6 @@ class TensorBoard(Logger):
 
 def _best_tag(metric: EpochMetric) -> str:
     return f"eval/best_{metric.name.removeprefix('eval_')}"
-
-
-def _describe_tags(eval_split: str | None) -> dict[str, str]:
-    """Describe each tag of an epoch by its unit, its split and the meaning of a step."""
-    descriptions = {TEST_TAG: "%, test split, selected epoch"}
-    for metric in build_epoch_table().values():
-        split = "training" if metric.name.startswith("train_") else eval_split
-        parts = (metric.unit, f"{split} split" if metric.summary == "selected" else "", "step = epoch")
-        descriptions[metric.tag] = ", ".join(filter(None, parts))
-        descriptions[_best_tag(metric)] = f"{descriptions[metric.tag]}, best epoch so far"
-    return descriptions
 
 
 def _hyperparameters(result: Result) -> Summary:
