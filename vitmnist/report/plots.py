@@ -127,9 +127,11 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     for position, row in enumerate(rows):
         _draw_bar(axes, position, row)
     keys = {
-        "bars: median, whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
+        "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
         "one round of each, not compared": len(rows) > 1 and all(row.epoch_s and row.epoch_s.n == 1 for row in rows),
-        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}": any(map(comparison.ratio, rows)),
+        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}, beyond noise": any(
+            map(comparison.ratio, rows)
+        ),
     }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")

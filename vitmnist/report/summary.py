@@ -20,7 +20,8 @@ CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a vali
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    choice = CHOSEN_ON_TEST if comparison.quality_differs and comparison.eval_split == "test" else ""
+    has_choice = comparison.quality_differs or any(len(values) > 1 for values in comparison.quality_by_seed.values())
+    choice = CHOSEN_ON_TEST if has_choice and comparison.eval_split == "test" else ""
     sentences = [summarize_quality(comparison), choice, *summarize_times(comparison), summarize_launches(comparison)]
     return [*map(round_floats, filter(None, sentences))]
 
@@ -58,14 +59,14 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline, and whether it may be noise; empty with fewer than three rounds."""
+    """Format the ratio to the baseline; empty if it may be noise, or with fewer than three rounds."""
     baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
-    if not baseline or not ratio:
+    if not baseline or not ratio or not ratio.is_clear:
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
     time, lowest = (float(format_seconds(each.median_s).replace(",", "")) for each in (row, baseline))
-    return f"{time / lowest:.2f}×{'' if ratio.is_clear else ' (noise)'}"
+    return f"{time / lowest:.2f}×"
 
 
 def _count(values: Mapping[str, float]) -> str:

@@ -217,10 +217,7 @@ def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter,
     if not rows:
         return ""
     cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
-    numeric = [
-        all(re.fullmatch(r"-?\d[\d.,e-]*( ± [\d.]+|×( \(noise\))?)?|–", row[title]) for row in rows)
-        for title in rows[0]
-    ]
+    numeric = [all(re.fullmatch(r"-?\d[\d.,e-]*( ± [\d.]+|×)?|–", row[title]) for row in rows) for title in rows[0]]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]
     return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
 
