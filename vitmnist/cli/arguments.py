@@ -52,8 +52,9 @@ def parse_arguments(argv: list[str]) -> Arguments:
     options, unknown = get_args_parser().parse_known_intermixed_args(argv)
     overrides: list[str] = options.overrides
     for override in overrides:
-        group = parse_key(override).removesuffix(".name").replace(".", "/")
-        if parse_key(override).endswith(".name") and is_group(group):
+        section, _, option = parse_key(override).rpartition(".")
+        group = section.replace(".", "/")
+        if group and option == "name" and is_group(group):
             raise ConfigError(f"{override}: keeps the options of another member; set {group}=NAME")
     unsupported = [f"--{name}" for name in UNSUPPORTED_OPTIONS if getattr(options, name.replace("-", "_"))]
     if refused := unknown + unsupported:

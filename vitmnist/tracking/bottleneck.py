@@ -9,7 +9,7 @@ from vitmnist.tracking.result import Result
 def find_bottleneck(result: Result) -> tuple[Bottleneck, float, int] | None:
     """Return what limited a run, the percentage of training spent waiting for data, and the number of steps.
 
-    None if the run has not recorded enough.
+    None if the record lacks the configuration, the dataset, or an epoch whose waiting was measured.
     """
     waiting_pct, config, dataset = summarize(result.epochs, DATA_WAIT_PCT), result.config, result.dataset
     if waiting_pct is None or config is None or dataset is None:
