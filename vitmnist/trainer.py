@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, read_checkpoint_to_resume
+from vitmnist.checkpoint.manager import CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
@@ -115,8 +115,7 @@ class Trainer:
         """Train, evaluate and record the run.
 
         Raises:
-            ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
-            PeerError: another process failed before the run began; nothing is recorded.
+            ConfigError, DataError, PeerError: the run, or another process of it, cannot begin; nothing is recorded.
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
@@ -155,18 +154,20 @@ class Trainer:
                     self.finish_epoch(recorder, checkpoints, predictions)
                     progress = self._create_progress(sampler)
             del loaders.train, loaders.eval  # Free the samples: the test split may not fit next to them.
-            self.finish_training(checkpoints)
+            result.stopped_early = len(result.epochs) < config.epochs_to_train
+            log_early_stop(result, self.monitor)
+            checkpoints.save_final_weights()
             result.test = self.evaluate_on_test(dataset, step, checkpoints, loaders.config)
         log_bottleneck(result)
         return result
 
-    def load_checkpoint(self) -> Checkpoint | None:
+    def load_checkpoint(self) -> storage.Checkpoint | None:
         """Load the checkpoint to resume from, and its epochs into `result`; None for a run from the beginning."""
         if not self.config.resume:
             return None
         checkpoint = read_checkpoint_to_resume(self.config, self.folder, self.world)
         if checkpoint:
-            self.result.epochs, self.result.resumed = checkpoint.epochs, True
+            self.result.epochs, self.result.resumed = checkpoint["epochs"], True
         return checkpoint
 
     def load_initial_weights(self) -> Mapping[str, Tensor] | None:
@@ -356,12 +357,6 @@ class Trainer:
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
         log_epoch(result, self.config.epochs_to_train, self.monitor.metric)
         checkpoints.after_epoch(is_last, is_best)
-
-    def finish_training(self, checkpoints: CheckpointManager) -> None:
-        """Record and log whether training stopped early, and write the final weights."""
-        self.result.stopped_early = len(self.result.epochs) < self.config.epochs_to_train
-        log_early_stop(self.result, self.monitor)
-        checkpoints.save_final_weights()
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

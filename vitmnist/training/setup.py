@@ -50,11 +50,7 @@ def check_model(config: Config, device: torch.device) -> None:
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
-
-    Raises:
-        ConfigError, DataError: the dataset is unknown, or cannot be read.
-    """
+    """Read the dataset. On each machine, the first rank downloads or decodes it before the others read it."""
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
