@@ -123,7 +123,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
-            checkpoint = self.load_checkpoint()
+            checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
@@ -162,11 +162,8 @@ class Trainer:
         return result
 
     def load_checkpoint(self) -> storage.Checkpoint | None:
-        """Load the checkpoint to resume from, and its epochs into `result`; None for a run from the beginning."""
-        if not self.config.resume:
-            return None
-        checkpoint = read_checkpoint_to_resume(self.config, self.folder, self.world)
-        if checkpoint:
+        """Load the newest checkpoint, if any, and its epochs into `result`."""
+        if checkpoint := read_checkpoint_to_resume(self.config, self.folder, self.world):
             self.result.epochs, self.result.resumed = checkpoint["epochs"], True
         return checkpoint
 
@@ -236,11 +233,10 @@ class Trainer:
         config, train_loader = self.config.data.loader, None
         options = LOADERS.resolve(config)[1]
         if isinstance(options, AutoOptions):
-            name = ""
             if self.world.is_main:
                 selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
-                self.result.auto, name = asdict(selection), selection.name
-            config = options.candidate_config(self.world.broadcast_object(lambda: name))
+                self.result.auto = asdict(selection)
+            config = options.candidate_config(self.world.broadcast_object(lambda: selection.name))
         if train_loader is None:  # Only rank 0 has timed the loaders.
             train_loader = LOADERS.build(config, dataset.train, sampler, self.device)
         with train_loader, self._build_eval_loader(dataset.eval_split, config, step) as eval_loader:
@@ -323,7 +319,7 @@ class Trainer:
         self, progress: EpochProgress, loaders: Loaders, checkpoints: CheckpointManager
     ) -> Iterator[AfterStep]:
         """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
-        bar = tqdm(
+        with tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
             initial=progress.accumulator.num_batches,
@@ -331,13 +327,12 @@ class Trainer:
             leave=False,
             mininterval=0.5,
             disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
-        )
+        ) as bar:
 
-        def after_step(timer: EpochTimer) -> None:
-            bar.update()
-            checkpoints.after_step(progress, timer)
+            def after_step(timer: EpochTimer) -> None:
+                bar.update()
+                checkpoints.after_step(progress, timer)
 
-        with bar:
             yield after_step
 
     def finish_epoch(self, recorder: RunRecorder, checkpoints: CheckpointManager, predictions: Predictions) -> None:

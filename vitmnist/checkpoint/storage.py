@@ -43,27 +43,16 @@ class Checkpoint(TypedDict):
     """Everything needed to continue a run bit for bit, and to use its weights: plain values and tensors.
 
     Read a new key with `get`, because older checkpoints lack it. If no default is right, increase `FORMAT`.
-
-    Args:
-        format: `FORMAT` of the program that wrote it.
-        config: the configuration, with all keys.
-        model_info: `make_model_info()`: how to build the model, and how to read files for it.
-        dataset_sha256: the checksum of each part of the dataset.
-        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale and averaged weights.
-        epochs: the records of the completed epochs.
-        rng: `RandomState.to_dict()` of each rank.
-        progress: `EpochProgress.state_dict()` of an unfinished epoch: sums, learning rates, gradient norms and seconds
-            of its steps; None between epochs.
     """
 
-    format: int
-    config: dict[str, Any]
-    model_info: dict[str, Any]
-    dataset_sha256: dict[str, str]
-    step: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    rng: list[dict[str, Any]]
-    progress: dict[str, Any] | None
+    format: int  # `FORMAT` of the program that wrote the checkpoint
+    config: dict[str, Any]  # the configuration, with all keys
+    model_info: dict[str, Any]  # `make_model_info()`: how to build the model, and how to read files for it
+    dataset_sha256: dict[str, str]  # the checksum of each part of the dataset
+    step: dict[str, Any]  # `TrainStep.state_dict()`, with the weights
+    epochs: list[dict[str, Any]]  # the records of the completed epochs
+    rng: list[dict[str, Any]]  # `RandomState.to_dict()` of each rank
+    progress: dict[str, Any] | None  # `EpochProgress.state_dict()` of an unfinished epoch; None between epochs
 
 
 class DamagedError(DataError):

@@ -44,9 +44,8 @@ def check_config(config: Config) -> None:
 
 def check_model(config: Config, device: torch.device) -> None:
     """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
-    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
-    if shape:  # The number of classes is unknown before the data is read; use two.
-        build_model(config, shape, classes=2, device=device, weights=None)
+    if shape := DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape:
+        build_model(config, shape, classes=2, device=device, weights=None)  # The number of classes is not known yet.
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
