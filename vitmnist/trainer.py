@@ -26,7 +26,7 @@ from vitmnist.loaders.auto import AutoOptions, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -199,8 +199,8 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
-        frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
+        _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
         get_history = partial(self.monitor.history, epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
@@ -228,7 +228,7 @@ class Trainer:
         """
         loader_config, train_loader = self.config.data.loader, None
         auto: dict[str, Any] = {}
-        options = LOADERS.resolve(loader_config)[1]
+        _, options = LOADERS.resolve(loader_config)
         if isinstance(options, AutoOptions):
             if self.world.is_main:
                 auto, train_loader = self._time_loaders(options, dataset.train, sampler, step)

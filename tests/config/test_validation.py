@@ -29,13 +29,13 @@ FILES = sorted(CONF.rglob("*.yaml"))
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.group)
 def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
     folder = CONF / registry.group
-    assert sorted(file.stem for file in folder.glob("*.yaml")) == registry.names()
+    assert sorted(file.stem for file in folder.glob("*.yaml")) == [*registry.members()]
     for file in folder.glob("*.yaml"):
         values = yaml.safe_load(file.read_text())
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
-        options, _ = registry.import_package()[file.stem]
+        options, _ = registry.members()[file.stem]
         assert keys == {field.name for field in fields(options)}, file
         if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
@@ -49,7 +49,7 @@ def test_a_module_is_found_by_being_in_its_package(tmp_path: Path, monkeypatch: 
         package = import_module(registry.package)
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
         import_members.cache_clear()
-        registry.names()
+        registry.members()
         assert sys.modules.pop(f"{registry.package}.added").__file__ == str(tmp_path / "added.py")
 
 
@@ -72,7 +72,7 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
             assert "#" in line or lines[index - 1].lstrip().startswith("#"), f"{file.name}: {line}"
 
 
-@pytest.mark.parametrize("model", MODELS.names())
+@pytest.mark.parametrize("model", MODELS.members())
 @pytest.mark.parametrize("experiment", [file.stem for file in sorted((CONF / "experiment").glob("*.yaml"))])
 def test_every_experiment_takes_every_model(experiment: str, model: str) -> None:
     """It changes the options of a model only in a file for this model."""

@@ -63,7 +63,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: metric for name, (metric, _) in METRICS.import_all().items()}
+    registered = {name: metric for name, (metric, _) in METRICS.members().items()}
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),
