@@ -3,15 +3,6 @@
 Hydra composes `conf/*.yaml` over `Config`. The options of a registered member, such as a model or a loader, are a
 dataclass next to its code. This module does not import torch, so that `--help` answers at once.
 
-The metadata of a field describes its key, or all keys of its section:
-
-at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
-is_range     the value is a pair of numbers, the lower one first
-allows_auto  the value can also be `auto`; no other text is allowed
-registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
-affects      what the key changes: result (the default), rounding (at most this and the time), or nothing
-may_change   whether a resumed run may have another value; by default only if the key does not affect the result
-
 Give a new key a default only if it reproduces the old behaviour, because the default completes older records.
 """
 
@@ -27,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import config_field, join_key, section
+from vitmnist.config.validation import KeyMetadata, config_field, get_metadata, join_key, section
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -154,14 +145,14 @@ class Config:
         return 1 if self.limit_batches else self.epochs
 
 
-def may_change(metadata: Mapping[str, Any]) -> bool:
+def may_change(metadata: KeyMetadata) -> bool:
     """Whether a resumed run may have another value of a key."""
-    return bool(metadata.get("may_change", metadata.get("affects", "result") != "result"))
+    return metadata.may_change or metadata.affects != "result"
 
 
-def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
+def is_ignored_in_comparison(metadata: KeyMetadata) -> bool:
     """Whether a key affects neither the result nor the time, so that reports ignore it."""
-    return metadata.get("affects") == "nothing"
+    return metadata.affects == "nothing"
 
 
 def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
@@ -176,11 +167,11 @@ def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[st
 def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
     for key, option in iterate_fields():
-        if "registry" in option.metadata:
-            yield key, resolve_name(option.metadata["registry"])
+        if registry := get_metadata(option).registry:
+            yield key, resolve_name(registry)
 
 
-def find_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
+def find_keys(holds: Callable[[KeyMetadata], bool], values: Mapping[str, Any] | None = None) -> list[str]:
     """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
     keys = [*iterate_fields()]
     for group, registry in iterate_registries() if values else ():
@@ -189,7 +180,7 @@ def find_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, A
             member = member[name]
         _, options = registry.resolve(member, group)
         keys += iterate_fields(type(options), group)
-    return [key for key, option in keys if holds(option.metadata)]
+    return [key for key, option in keys if holds(get_metadata(option))]
 
 
 def to_json_values(config: DataclassInstance) -> dict[str, Any]:
@@ -222,8 +213,8 @@ def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] =
         value = values.get(option.name)
         if is_dataclass(option.default_factory) and isinstance(value, Mapping):
             values[option.name] = fill_defaults(value, option.default_factory)
-        elif "registry" in option.metadata and isinstance(value, Mapping):
-            values[option.name] = {**value, **resolve_name(option.metadata["registry"]).with_defaults(value)}
+        elif (registry := get_metadata(option).registry) and isinstance(value, Mapping):
+            values[option.name] = {**value, **resolve_name(registry).with_defaults(value)}
         elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
             values[option.name] = option.default
     completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
