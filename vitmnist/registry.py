@@ -16,9 +16,6 @@ from vitmnist.errors import ConfigError, format_error, suggest_names
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# The group of entry points in which an installed package lists the modules that register its members.
-ENTRY_POINT_GROUP = "vitmnist.members"
-
 log = logging.getLogger(__name__)
 
 Declaration = TypeVar("Declaration")
@@ -31,11 +28,9 @@ Builder = Callable[Concatenate[Any, P], Built]
 
 
 class Registry(Generic[Declaration, Function]):
-    """Classes or functions by name, each with a declaration. Modules register them when they are imported.
+    """Classes or functions by name, each with a declaration: the registry `group` in messages.
 
-    Args:
-        group: the name of the registry in messages.
-        package: the package whose modules register members. Modules of installed packages can register more.
+    The modules of `package` register them. Modules of installed packages can register more.
     """
 
     def __init__(self, group: str, package: str) -> None:
@@ -72,16 +67,12 @@ class NoOptions:
     """The options class of members without options."""
 
 
-class ConfigGroup(
-    Registry["type[DataclassInstance]", Callable[Concatenate[Any, P], Built]], Generic[Options, P, Built]
-):
+class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generic[Options, P, Built]):
     """The members of a config group, such as `data/loader`, each with the dataclass of its options.
 
     A configuration selects a member by `name`; no value of a configuration is ever imported.
-    `ConfigGroup[Options, [A, B], C]` has members that build a C from (options, A, B).
-
-    Args:
-        base: the class from which the options of every member must derive.
+    `ConfigGroup[Base, [A, B], C](group, package, Base)` has members that build a C from (options, A, B). Their options
+    derive from `Base`, by default `object`.
     """
 
     def __init__(self, group: str, package: str, base: type[Options] = object) -> None:  # type: ignore[assignment]
@@ -93,17 +84,14 @@ class ConfigGroup(
     ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
         """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
 
-        Args:
-            declaration: a dataclass whose fields are the keys of the member's YAML file, except `name`.
+        `declaration` is a dataclass whose fields are the keys of the member's YAML file, except `name`.
         """
         return super().register(name, declaration)
 
     def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""
-        if not (member := self.find(config.get("name"))):
-            return dict(config)
-        options_type, _ = member
-        return {**asdict(options_type()), **config}
+        member = self.find(config.get("name"))
+        return {**asdict(member[0]()), **config} if member else dict(config)
 
     def resolve(self, config: object, key: str | None = None) -> tuple[Builder[P, Built], Options]:
         """Return the class or function that is registered as `config["name"]`, and its validated options.
@@ -153,9 +141,9 @@ def import_members(package: str) -> None:
 
 @cache
 def import_installed() -> list[str]:
-    """Import the modules that installed packages declare; log and return the failures."""
+    """Import the modules that installed packages declare as entry points; log and return the failures."""
     failures = []
-    for module in entry_points(group=ENTRY_POINT_GROUP):
+    for module in entry_points(group="vitmnist.members"):
         try:
             module.load()
         except Exception as error:

@@ -81,7 +81,7 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: ConfigGroup[object, [], Operation | Mixing] = ConfigGroup("data.augment.operations", __package__)
+OPERATIONS = ConfigGroup[object, [], Operation | Mixing]("data.augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:

@@ -9,10 +9,11 @@ Give a new key a default only if it reproduces the old behaviour, because the de
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -145,48 +146,39 @@ class Config:
         return 1 if self.limit_batches else self.epochs
 
 
-def may_change(metadata: KeyMetadata) -> bool:
-    """Whether a resumed run may have another value of a key."""
-    return metadata.may_change or metadata.affects != "result"
-
-
-def is_ignored_in_comparison(metadata: KeyMetadata) -> bool:
-    """Whether a key affects neither the result nor the time, so that reports ignore it."""
-    return metadata.affects == "nothing"
-
-
-def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Yield each key with its field; a section comes before its keys."""
+def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, KeyMetadata]]:
+    """Yield each key with its metadata; a section comes before its keys."""
     for option in fields(schema):
         key = join_key(prefix, option.name)
-        yield key, option
+        yield key, get_metadata(option)
         if is_dataclass(option.default_factory):
-            yield from iterate_fields(option.default_factory, key)
+            yield from iterate_metadata(option.default_factory, key)
 
 
 def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
-    for key, option in iterate_fields():
-        if registry := get_metadata(option).registry:
-            yield key, resolve_name(registry)
+    for key, metadata in iterate_metadata():
+        if metadata.registry:
+            yield key, resolve_name(metadata.registry)
 
 
-def find_keys(holds: Callable[[KeyMetadata], bool], values: Mapping[str, Any] | None = None) -> list[str]:
-    """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
-    keys = [*iterate_fields()]
-    for group, registry in iterate_registries() if values else ():
-        member: Any = values
-        for name in group.split("."):
-            member = member[name]
-        _, options = registry.resolve(member, group)
-        keys += iterate_fields(type(options), group)
-    return [key for key, option in keys if holds(get_metadata(option))]
+def find_ignored_keys() -> list[str]:
+    """List the keys and sections that affect neither the result nor the time, so that comparisons ignore them."""
+    return [key for key, metadata in iterate_metadata() if metadata.affects == "nothing"]
+
+
+def find_changeable_keys(config: Config) -> list[str]:
+    """List the keys and sections that a resumed run may change, with the options of its members."""
+    keys = [*iterate_metadata()]
+    for group, registry in iterate_registries():
+        _, options = registry.resolve(attrgetter(group)(config))
+        keys += iterate_metadata(type(options), group)
+    return [key for key, metadata in keys if metadata.may_change or metadata.affects != "result"]
 
 
 def to_json_values(config: DataclassInstance) -> dict[str, Any]:
     """Convert a configuration dataclass to JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return plain
+    return dict(json.loads(json.dumps(asdict(config))))
 
 
 def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -217,8 +209,7 @@ def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] =
             values[option.name] = {**value, **resolve_name(registry).with_defaults(value)}
         elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
             values[option.name] = option.default
-    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return completed
+    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def format_value(value: object) -> str:

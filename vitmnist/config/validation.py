@@ -28,26 +28,18 @@ BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
 
 @dataclass(frozen=True)
 class KeyMetadata:
-    """What a field declares about its key, or about all keys of its section.
+    """What a field declares about its key, or about all keys of its section."""
 
-    Args:
-        at_least, above, at_most, below: the bounds of a number, or of each number in a list, tuple or dict.
-        is_range: the value is a pair of numbers, the lower one first.
-        allows_auto: the value can also be `auto`; no other text is allowed.
-        registry: `module:NAME` of a config group; the key `name` of its section chooses a member.
-        affects: what the key changes: the result, at most rounding and the time, or nothing.
-        may_change: a resumed run may have another value, although the key affects the result.
-    """
-
+    # The bounds of a number, or of each number in a list, tuple or dict
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    is_range: bool = False
-    allows_auto: bool = False
-    registry: str | None = None
-    affects: Literal["result", "rounding", "nothing"] = "result"
-    may_change: bool = False
+    is_range: bool = False  # The value is a pair of numbers, the lower one first.
+    allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
+    registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
+    affects: Literal["result", "rounding", "nothing"] = "result"  # Rounding includes the time.
+    may_change: bool = False  # A resumed run may have another value, although the key affects the result.
 
 
 def config_field(default: Value = MISSING, **metadata: Any) -> Value:
@@ -62,8 +54,7 @@ def section(schema: Callable[[], Value], **metadata: Any) -> Value:
 
 def get_metadata(option: Field[Any]) -> KeyMetadata:
     """Return what a field declares about its key; a plain field declares nothing."""
-    metadata: KeyMetadata = option.metadata.get("key", KeyMetadata())
-    return metadata
+    return cast(KeyMetadata, option.metadata.get("key", KeyMetadata()))
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:

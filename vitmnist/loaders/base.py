@@ -83,8 +83,6 @@ def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
             batches.close()
 
 
-LOADERS: ConfigGroup[object, [SampleSource, EpochSampler, torch.device], Loader] = ConfigGroup(
-    "data/loader", __package__
-)
+LOADERS = ConfigGroup[object, [SampleSource, EpochSampler, torch.device], Loader]("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register

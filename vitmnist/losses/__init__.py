@@ -15,5 +15,5 @@ row of zeros is padding and has a loss of 0. The step divides the sum by the glo
 microbatches nor ranks change the gradient.
 """
 
-LOSSES: ConfigGroup[object, [Tensor, tuple[str, ...], torch.device], Loss] = ConfigGroup("loss", __package__)
+LOSSES = ConfigGroup[object, [Tensor, tuple[str, ...], torch.device], Loss]("loss", __package__)
 """Built with (options, labels of the training split, names of the classes, device of the run)."""

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from vitmnist.registry import ConfigGroup
 
-MODELS: ConfigGroup[object, [tuple[int, int, int], int], nn.Module] = ConfigGroup("model", __package__)
+MODELS = ConfigGroup[object, [tuple[int, int, int], int], nn.Module]("model", __package__)
 """Options may derive from `PretrainedOptions`.
 
 A model may define `no_weight_decay` (`make_decay_groups` in vitmnist/optim/optimizers.py), `layer_pattern` or

@@ -207,8 +207,7 @@ class DatasetOptions:
         return {}
 
 
-DATASETS: ConfigGroup[DatasetOptions, [Path], Dataset] = ConfigGroup("data/dataset", __package__, DatasetOptions)
-"""Functions of (options, root) that return a `Dataset`."""
+DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__, DatasetOptions)
 
 
 @dataclass
@@ -256,11 +255,9 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
     _, options = DATASETS.resolve(complete)
-    if options.reader:
-        return options.reader
     channels, height, width = shape
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return ImageReader((height, width), mode)
+    return options.reader or ImageReader((height, width), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:

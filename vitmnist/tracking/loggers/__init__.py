@@ -51,7 +51,7 @@ def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
-LOGGERS: ConfigGroup[object, [Path, Result], Logger] = ConfigGroup("logger", __package__)
+LOGGERS = ConfigGroup[object, [Path, Result], Logger]("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:

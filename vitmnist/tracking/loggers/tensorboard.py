@@ -13,7 +13,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
+from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.registry import NoOptions
@@ -96,7 +96,7 @@ def _hyperparameters(result: Result) -> Summary:
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
     overridden = [override.partition("=")[0].lstrip("+").replace("/", ".") for override in result.overrides]
-    ignored = find_keys(is_ignored_in_comparison)
+    ignored = find_ignored_keys()
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
         name = key.removesuffix(".name")  # The member of a group, as it is set on the command line
