@@ -68,9 +68,10 @@ class NoOptions:
 
 
 class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generic[Options, P, Built]):
-    """The members of a config group, such as `data/loader`, each with the dataclass of its options.
+    """The members of a config group, such as `data/loader`.
 
-    A configuration selects a member by `name`; no value of a configuration is ever imported.
+    A configuration selects a member by `name`; no value of a configuration is ever imported. A member declares the
+    dataclass of its options, whose fields are the other keys of its YAML file.
     `ConfigGroup[Base, [A, B], C](group, package, Base)` has members that build a C from (options, A, B). Their options
     derive from `Base`, by default `object`.
     """
@@ -80,13 +81,10 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         self.base = base
 
     def register(
-        self, name: str, declaration: type[DataclassInstance] = NoOptions
+        self, name: str, options_type: type[DataclassInstance] = NoOptions
     ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
-
-        `declaration` is a dataclass whose fields are the keys of the member's YAML file, except `name`.
-        """
-        return super().register(name, declaration)
+        """Decorator that registers a class or function of (options, *args) under `name`."""
+        return super().register(name, options_type)
 
     def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""

@@ -198,8 +198,7 @@ def is_under(key: str, sections: Sequence[str]) -> bool:
 
 
 def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
-    """Add the defaults of keys and options that are newer than the record, as JSON values."""
-    # Recorded keys keep their order; added keys follow.
+    """Add the defaults of keys and options that are newer than the record, after the recorded keys, as JSON values."""
     values = dict(recorded)
     for option in fields(schema):
         value = values.get(option.name)
