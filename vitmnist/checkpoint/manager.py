@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -52,6 +52,15 @@ class Checkpoint:
     rng: list[dict[str, Any]]
     progress: dict[str, Any] | None = None
 
+    def to_state(self) -> dict[str, Any]:
+        """Return the fields by name, as `storage` writes them. Unlike `asdict`, this copies no tensors."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Checkpoint":
+        """Create a checkpoint from the result of `to_state`; keys that its configuration lacks get their defaults."""
+        return cls(**state | {"config": fill_defaults(state["config"])})
+
 
 @dataclass(eq=False)
 class CheckpointManager:
@@ -60,7 +69,6 @@ class CheckpointManager:
     A checkpoint does not depend on the number of ranks: all ranks have the same weights, and their sums are combined.
     """
 
-    folder: Path
     config: Config
     dataset: Dataset
     step: TrainStep
@@ -89,19 +97,19 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), is_best)
+            storage.write_checkpoint(self.result.folder, checkpoint.to_state(), is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
-        with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
+        with storage.as_damaged_error(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
             saved = checkpoint.dataset_sha256
             if differing := [name for name, value in self._checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
+            # Ranks added since the checkpoint keep the seed of `seed_rank`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
@@ -154,7 +162,7 @@ class CheckpointManager:
 
     def load_best_weights(self) -> None:
         """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
-        best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
+        best = self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
         self.step.eval_model.load_state_dict(weights)
 
@@ -165,7 +173,7 @@ class CheckpointManager:
         # Copy each weight: safetensors refuses weights that share memory, such as tied weights.
         weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
         content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
-        write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
+        write_atomic(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
 
 
 def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:
@@ -178,7 +186,7 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
-    checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
+    checkpoint = Checkpoint.from_state(state)
     check_resumable(checkpoint.config, to_json_values(config))
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:

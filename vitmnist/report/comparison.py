@@ -79,7 +79,7 @@ class ReportRow:
         rounds = self.rounds.values() or [self.runs]
         spreads: dict[str, Spread | None] = {}
         for name, metric in build_epoch_table().items():
-            if metric.summary != "selected":
+            if metric.kind != "quality":
                 values = [median(measured) for runs in rounds if (measured := _measured(runs, metric))]
                 spreads[name] = Spread.of(values) if values else None
         return spreads
@@ -176,7 +176,7 @@ class Comparison:
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
-        if not metric.name.startswith("eval_") or metric.summary != "selected":
+        if not metric.name.startswith("eval_") or metric.kind != "quality":
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
@@ -197,7 +197,7 @@ class Comparison:
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
-        if self.metric.summary != "selected":
+        if self.metric.kind != "quality":
             return {}
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for row in self.rows:

@@ -155,7 +155,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     columns = {"setting": numbers} if comparison.numbers else dict(settings)
     if other_metrics:
         # Quality stands before times.
-        for other in sorted(table.values(), key=lambda other: other.summary != "selected"):
+        for other in sorted(table.values(), key=lambda other: other.kind != "quality"):
             if other.column and other.name not in (metric.name, EPOCH_S.name):
                 columns |= _format_metric(comparison, other)
         columns |= settings
@@ -176,7 +176,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
     """Format a metric of all rows by its title, which names the epoch, and the centre if a row has several values."""
     title = comparison.title(metric)
-    if metric.summary == "selected":
+    if metric.kind == "quality":
         by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
         centre = ", mean ± sd" * any(len(values) > 1 for values in by_row)

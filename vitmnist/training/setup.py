@@ -33,13 +33,18 @@ def resolve_dataset_options(config: Config) -> Config:
     return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
-def check_config(config: Config, device: torch.device) -> None:
-    """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
+def check_config(config: Config) -> None:
+    """Raise `ConfigError` for values that are unknown or do not fit together."""
     for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
     shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
     resolve_statistics(config.data.normalize, shape and shape[0])
+
+
+def check_model(config: Config, device: torch.device) -> None:
+    """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
+    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
     if shape:  # The number of classes is unknown before the data is read; use two.
         build_model(config, shape, classes=2, device=device, weights=None)
 
@@ -48,16 +53,24 @@ def read_dataset(config: Config, world: World) -> Dataset:
     """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
 
     Raises:
-        ConfigError, DataError: the dataset cannot be read or evaluated, or differs between machines.
+        ConfigError, DataError: the dataset is unknown, or cannot be read.
     """
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
+    return dataset
+
+
+def prepare_splits(dataset: Dataset, config: Config) -> Dataset:
+    """Apply the hold-out or the fold, the channel statistics and `limit_batches` to a dataset."""
     dataset = hold_out_and_normalize(dataset, config.data)
-    if config.limit_batches:
-        dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
+    return dataset.draw_subset(config.limit_batches * config.batch_size) if config.limit_batches else dataset
+
+
+def check_eval_split(dataset: Dataset, config: Config) -> None:
+    """Raise `ConfigError` if there is no split to evaluate the epochs on, or none that may choose an epoch."""
     if dataset.eval_split_name == "train":
         advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
@@ -68,11 +81,14 @@ def read_dataset(config: Config, world: World) -> Dataset:
             f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
+
+
+def check_same_on_machines(dataset: Dataset, config: Config, world: World) -> None:
+    """Raise an error on each rank if the dataset differs between the machines."""
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
         kind = DataError if world.is_main else PeerError  # Every rank finds the difference; only rank 0 shows it.
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
-    return dataset
 
 
 def build_model(
@@ -161,4 +177,4 @@ def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> N
     execution = step.execution
     if execution.has_batch_norm and any((size - 1) % execution.microbatch_size == 0 for size in sizes):
         with torch.no_grad():
-            copy.deepcopy(step.model)(step.preprocess(image))  # `Trainer.distribute` seeds the generators later.
+            copy.deepcopy(step.model)(step.preprocess(image))  # `seed_rank` seeds the generators later.

@@ -57,7 +57,7 @@ class TensorBoard(Logger):
 
     def add_epoch(self, record: EpochRecord) -> None:
         values, metric = collect_epoch_scalars(record), self._run.monitored_metric
-        if self._run.result.eval_split == "validation" and metric and metric.summary == "selected":
+        if self._run.result.eval_split == "validation" and metric and metric.kind == "quality":
             best = self._run.value_of(metric.name)  # The value in the report.
             values |= {} if best is None else {f"{END}best_{metric.name.removeprefix('eval_')}": best}
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
