@@ -24,7 +24,7 @@ from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
@@ -208,8 +208,8 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
-        frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
+        _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
         get_history = partial(self.monitor.history, self.result.epochs)  # The run appends its epochs.
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
@@ -231,7 +231,7 @@ class Trainer:
     def build_loaders(self, dataset: Dataset, sampler: EpochSampler, step: TrainStep) -> Iterator[Loaders]:
         """Build the training and evaluation loaders for the block; with `auto`, rank 0 records the selection."""
         config, train_loader = self.config.data.loader, None
-        options = LOADERS.resolve(config)[1]
+        _, options = LOADERS.resolve(config)
         if isinstance(options, AutoOptions):
             if self.world.is_main:
                 selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)

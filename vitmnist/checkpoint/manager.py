@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +13,7 @@ from safetensors.torch import save as to_safetensors
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.storage import Checkpoint
-from vitmnist.config.schema import Config, fill_defaults, find_keys, flatten_keys, is_under, may_change, to_json_values
+from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -153,7 +153,7 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     checkpoint = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if checkpoint is None:
         return None
-    check_resumable(fill_defaults(checkpoint["config"]), to_json_values(config))
+    check_resumable(fill_defaults(checkpoint["config"]), config)
     started = len(checkpoint["epochs"]) + bool(checkpoint["progress"])
     if config.epochs < started:
         raise ConfigError(
@@ -162,10 +162,10 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     return checkpoint
 
 
-def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
+def check_resumable(before: dict[str, Any], config: Config) -> None:
     """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
-    old, new = flatten_keys(before), flatten_keys(now)
-    allowed = find_keys(may_change, now)
+    old, new = flatten_keys(before), flatten_keys(to_json_values(config))
+    allowed = find_changeable_keys(config)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
@@ -180,7 +180,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
-    changeable = find_keys(may_change, asdict(config))
+    changeable = find_changeable_keys(config)
     return {
         "model": config.model,
         "shape": tuple(train.images.shape[1:]),

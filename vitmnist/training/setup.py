@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, DatasetOptions, Split, build_dataset
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS, PretrainedOptions
-from vitmnist.optim.schedules import SCHEDULES, ScheduleOptions
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
@@ -29,7 +29,7 @@ from vitmnist.training.step import TrainStep
 
 def resolve_dataset_options(config: Config) -> Config:
     """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
-    options = DATASETS.resolve_options(config.data.dataset, DatasetOptions)
+    _, options = DATASETS.resolve(config.data.dataset)
     return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
@@ -38,14 +38,15 @@ def check_config(config: Config) -> None:
     for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
-    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
-    resolve_statistics(config.data.normalize, shape and shape[0])
+    _, options = DATASETS.resolve(config.data.dataset)
+    resolve_statistics(config.data.normalize, options.shape and options.shape[0])
 
 
 def check_model(config: Config, device: torch.device) -> None:
     """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
-    if shape := DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape:
-        build_model(config, shape, classes=2, device=device, weights=None)  # The number of classes is not known yet.
+    _, options = DATASETS.resolve(config.data.dataset)
+    if options.shape:  # The number of classes is unknown before the data is read; use two.
+        build_model(config, options.shape, classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
@@ -70,8 +71,8 @@ def check_eval_split(dataset: Dataset, config: Config) -> None:
         advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
-    follows_monitor = SCHEDULES.resolve_options(config.schedule, ScheduleOptions).follows_monitor
-    if (config.patience or follows_monitor) and dataset.validation is None:
+    _, schedule = SCHEDULES.resolve(config.schedule)
+    if (config.patience or schedule.follows_monitor) and dataset.validation is None:
         raise ConfigError(
             f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
