@@ -103,7 +103,7 @@ def _train(argv: list[str]) -> Result:
 
 
 def store_members() -> None:
-    """Let Hydra choose members without a YAML file, such as a model of a notebook; their options have their defaults."""
+    """Let Hydra select members that have no YAML file, such as a model of a notebook, with their default options."""
     for _, group in iterate_registries():
         for name in group.members():
             if not (CONF / group.group / f"{name}.yaml").exists():
