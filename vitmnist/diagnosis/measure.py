@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.dataloader_tools import rebuild
+from vitmnist.replacement.original_dataloader import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import map_batch_tensors
