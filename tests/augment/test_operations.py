@@ -292,7 +292,7 @@ def test_random_numbers_match_splitmix64() -> None:
 def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
     sampler = EpochSampler(1000, batch_size, seed, shuffle)
     numbers = torch.empty(1000, dtype=torch.int64)
-    numbers[sampler.indices(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
+    numbers[sampler.sample_ids(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
     return numbers
 
 

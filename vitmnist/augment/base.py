@@ -88,7 +88,7 @@ def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: in
     """Draw a key, as in `jax.random`, for each image from batch `start` on: a random int64, in the order of batches."""
     # The spawn key differs from the sampler's, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
-    return _mix64(sampler.draws(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
+    return _mix64(sampler.sample_ids(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
 
 def derive_keys(keys: Tensor, index: int) -> Tensor:
