@@ -28,7 +28,6 @@ from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottl
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
 
-
 LAUNCH_ADVICE = "Python is no step ahead of the GPU: larger batches help, or a step without .item(), .cpu() and print"
 
 

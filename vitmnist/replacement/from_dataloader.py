@@ -39,11 +39,6 @@ from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import StoreOptions
 from vitmnist.store.tree import copy_tree
 
-LOADER_NAMES = ("auto", "ram", "cache")
-"""The values of the argument `loader`."""
-TRANSFORM_MODES = ("exact", "tensor")
-"""The values of the argument `transforms`."""
-
 
 def from_dataloader(
     dataloader: DataLoader[Any],
@@ -87,10 +82,10 @@ def from_dataloader(
         DataError: samples cannot be read or stored, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADER_NAMES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
-    if transforms not in TRANSFORM_MODES:
-        raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
+    choices = {"loader": (loader, ("auto", "ram", "cache")), "transforms": (transforms, ("exact", "tensor"))}
+    for argument, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ConfigError(f"{argument}={value}: {suggest_names(value, allowed)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
         return dataloader
     if choose_device("auto").type == "cpu":
