@@ -205,6 +205,6 @@ def test_a_balanced_loader_repeats_samples_with_other_random_numbers(monkeypatch
     assert report.results[0].detail == "balanced: 64 samples of 2 classes, 0 samples dropped"
     with pytest.raises(AssertionError, match="shuffle=balanced: needs the class of each image; "):
         audit_small(partial(build, labels=None), strict=True)
-    draws = EpochSampler.draws
-    monkeypatch.setattr(EpochSampler, "draws", lambda sampler, *args: draws(sampler, *args) % sampler.size)
+    draw_order = EpochSampler.draw_order
+    monkeypatch.setattr(EpochSampler, "draw_order", lambda sampler, epoch: draw_order(sampler, epoch) % sampler.size)
     assert find_result(audit_small(build), STREAMS).startswith("FAILED")

@@ -19,7 +19,7 @@ from unittest import SkipTest
 import numpy as np
 import torch
 
-from vitmnist.data.sampler import Classes
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, UserError, first_line
 from vitmnist.runtime.random_state import GLOBAL_GENERATORS, preserve_random_state, seed_generators
 from vitmnist.store.tree import flatten_tree
@@ -120,7 +120,8 @@ class _AuditedLoader:
     build: Callable[..., Any]
     data: AuditDataset
     settings: dict[str, int]
-    classes: Any = None
+    labels: torch.Tensor | None = None
+    """The classes between which the loader balances; None if it delivers each index once."""
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
         seed_generators(0, 0, 0)  # Training scripts seed the generators before they build a loader.
@@ -131,7 +132,8 @@ class _AuditedLoader:
         """Read epochs 0 and 1 of a new loader. Raises `DataError` if an epoch is empty or endless."""
         size = self.data.size
         with self.open(**settings) as loader:
-            self.classes = getattr(getattr(loader, "sampler", None), "classes", None)
+            sampler = getattr(loader, "sampler", None)
+            self.labels = sampler.labels if isinstance(sampler, EpochSampler) else None
             epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
         for epoch, batches in enumerate(epochs):
             if not 0 < len(batches) <= size:
@@ -153,8 +155,8 @@ class _AuditedLoader:
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
         can_drop = batch_sizes.pop() - 1 if len(batch_sizes) == 1 else 0
-        if isinstance(self.classes, Classes):
-            return self._check_balance(orders, self.classes.labels, can_drop)
+        if self.labels is not None:
+            return self._check_balance(orders, self.labels, can_drop)
         for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")

@@ -196,7 +196,7 @@ def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options
     assert (float(strengths.min()), float(strengths.max())) == pytest.approx((0.2, 0.5))
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS.names() if not isinstance(built(name), Mixing)])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS.members() if not isinstance(built(name), Mixing)])
 def test_an_image_changes_in_the_same_way_in_any_batch(name: str) -> None:
     """The images are so small that they are not processed one by one."""
     source = images(40)
@@ -292,7 +292,7 @@ def test_random_numbers_match_splitmix64() -> None:
 def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
     sampler = EpochSampler(1000, batch_size, seed, shuffle)
     numbers = torch.empty(1000, dtype=torch.int64)
-    numbers[sampler.indices(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
+    numbers[sampler.sample_ids(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
     return numbers
 
 

@@ -8,9 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from vitmnist.augment.base import draw_keys
 from vitmnist.config.schema import Shuffle
+from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.loaders.base import LOADERS
 
 ONCE = [order for order in Shuffle if order != "balanced"]  # Every image comes once.
 shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
@@ -43,7 +47,7 @@ def test_an_epoch_shows_every_image_once_leaves_out_only_a_short_batch_and_can_b
     assert shown == list(range(size)) if not drop_last else len(set(shown) & set(range(size))) == batch_size * full
     start = min(start, len(sampler))
     assert epoch(sampler, number, start) == batches[start:]
-    assert sampler.indices(number, start).tolist() == list(chain.from_iterable(batches[start:]))
+    assert sampler.sample_ids(number, start).tolist() == list(chain.from_iterable(batches[start:]))
 
 
 @pytest.mark.parametrize("start", [-1, 4])
@@ -95,7 +99,7 @@ def test_the_parts_of_all_ranks_make_up_the_global_batch(
             max(part.num_rank_images(k), 1) for k in range(start, len(sampler))
         ]
         assert max(map(len, batches), default=0) <= part.rank_batch_size
-        assert part.indices(1, start).tolist() == list(chain.from_iterable(batches))
+        assert part.sample_ids(1, start).tolist() == list(chain.from_iterable(batches))
     for number, batch in enumerate(epoch(sampler, 1, start), start):
         valid = [
             batches[number - start][: part.num_rank_images(number)]
@@ -114,33 +118,52 @@ def balanced(labels: list[int], batch_size: int = 7, seed: int = 1, **values: An
     seed=st.integers(0, 9),
     start=st.integers(0, 9),
 )
-def test_balanced_draws_classes_equally_often_and_each_draw_once(labels: list[int], seed: int, start: int) -> None:
+def test_balanced_draws_classes_equally_often_and_each_id_once(labels: list[int], seed: int, start: int) -> None:
     sampler, size = balanced(labels, seed=seed), len(labels)
-    indices, draws = sampler.indices(2).tolist(), sampler.draws(2).tolist()
+    indices, sample_ids = [*chain.from_iterable(epoch(sampler, 2))], sampler.sample_ids(2).tolist()
     counts = [indices.count(index) for index in range(size)]
     by_class = [[counts[index] for index in range(size) if labels[index] == label] for label in set(labels)]
     for group in (*by_class, [sum(group) for group in by_class]):
         assert max(group, default=0) - min(group, default=0) <= 1
-    assert sorted(draws) == sorted(index + size * k for index in range(size) for k in range(counts[index]))
-    assert [draw % size for draw in draws] == indices
+    assert sorted(sample_ids) == sorted(index + size * k for index in range(size) for k in range(counts[index]))
+    assert [sample_id % size for sample_id in sample_ids] == indices
     start = min(start, len(sampler))
     assert epoch(sampler, 2, start) == epoch(sampler, 2)[start:]
-    assert sampler.draws(2, start).tolist() == draws[7 * start :]
+    assert sampler.sample_ids(2, start).tolist() == sample_ids[7 * start :]
     ranks = [replace(sampler, rank=rank, world_size=3) for rank in range(3)]
     for number, batch in enumerate(epoch(sampler, 2)):
         parts = [epoch(rank, 2)[number][: rank.num_rank_images(number)] for rank in ranks]
         assert list(chain.from_iterable(parts)) == batch
     for rank in ranks:
-        assert [draw % size for draw in rank.draws(2, start).tolist()] == rank.indices(2, start).tolist()
+        indices = [sample_id % size for sample_id in rank.sample_ids(2, start).tolist()]
+        assert indices == [*chain.from_iterable(epoch(rank, 2, start))]
 
 
-def test_balanced_epochs_seeds_and_remainders_differ_and_samplers_are_compared_by_their_labels() -> None:
+def test_balanced_epochs_seeds_and_remainders_differ() -> None:
     labels = [0] * 50 + [1] * 7 + [2] * 3 + [3]
     orders = {(seed, number): epoch(balanced(labels, seed=seed), number) for seed in (0, 1) for number in range(9)}
     assert len({str(order) for order in orders.values()}) == len(orders)
     assert orders[1, 3] == epoch(balanced(labels), 3)
     most = {max(range(4), key=[labels[i] for i in chain.from_iterable(order)].count) for order in orders.values()}
     assert len(most) > 1
-    assert balanced(labels) == balanced(labels)
-    assert hash(balanced(labels)) == hash(balanced(labels))
-    assert balanced(labels) != balanced(labels[::-1])
+
+
+class Backwards(EpochSampler):
+    """Another order, as `docs/architecture.md` describes it."""
+
+    def draw_order(self, epoch: int) -> Tensor:
+        return torch.arange(self.size).flip(0).roll(epoch)
+
+
+@pytest.mark.parametrize("shuffle", ONCE)
+@pytest.mark.parametrize("name", ["ram", "disk", "gpu_slice", "prefetch"])
+def test_every_loader_and_the_augmentation_take_the_order_of_a_subclass(
+    name: str, shuffle: Shuffle, tiny: Dataset
+) -> None:
+    sampler = Backwards(23, 5, 3, shuffle)
+    order = sampler.draw_order(2)
+    with LOADERS.build(LOADERS.with_defaults({"name": name}), tiny.train, sampler, torch.device("cpu")) as loader:
+        assert torch.cat([labels for _, labels in loader.epoch(2)]).equal(tiny.train.labels[order])
+    keys = torch.empty(23, dtype=torch.int64)
+    keys[order] = draw_keys(sampler, 2, order.device)
+    assert keys[EpochSampler(23, 5, 3).sample_ids(2)].equal(draw_keys(EpochSampler(23, 5, 3), 2, order.device))

@@ -53,11 +53,11 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
     def check(batches: Any, part: SampleSource, epoch: int, start: int = 0, **order: Any) -> None:
         values = {"shuffle": "sample", "drop_last": False, **order}
         sampler = build_sampler(len(part), BATCH_SIZE, seed=SEED, labels=classes_of(part), **values)
-        draws = iter(sampler.draws(epoch, start).tolist())
+        ids = iter(sampler.sample_ids(epoch, start).tolist())
         for indices, batch in zip_longest(sampler.batches(epoch, start), batches):
             rows = torch.arange(len(part))[indices].tolist()
-            own = [next(draws) for _ in rows] if isinstance(part, DatasetSource) else rows
-            samples = [part.read(torch.tensor([draw]), epoch) for draw in own]
+            own = [next(ids) for _ in rows] if isinstance(part, DatasetSource) else rows
+            samples = [part.read(torch.tensor([sample_id]), epoch) for sample_id in own]
             expected = [torch.cat(column).to(device) for column in zip(*samples, strict=True)]
             assert not find_difference(copy(batch), copy(expected)), (epoch, start, rows, order)
 

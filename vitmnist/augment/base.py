@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # The published constant, as a signed int64.
 NUMBERS_PER_BOX = 4  # `draw_boxes` uses this many numbers per image; its callers use the indices from here on.
@@ -81,14 +81,14 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: Registry[[], Operation | Mixing] = Registry("data.augment.operations", __package__)
+OPERATIONS = ConfigGroup[object, [], Operation | Mixing]("data.augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:
     """Draw a key, as in `jax.random`, for each image from batch `start` on: a random int64, in the order of batches."""
     # The spawn key differs from the sampler's, (epoch,), so augmentation is independent of the order.
     (base,) = np.random.SeedSequence(sampler.seed, spawn_key=(epoch, 1)).generate_state(1, np.uint64)
-    return _mix64(sampler.draws(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
+    return _mix64(sampler.sample_ids(epoch, start, device) * SPLITMIX_INCREMENT + (int(base) - 2**63))
 
 
 def derive_keys(keys: Tensor, index: int) -> Tensor:

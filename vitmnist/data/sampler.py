@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import index
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.data.sources import hash_tensor
 from vitmnist.errors import ConfigError, suggest_names
 
 CPU = torch.device("cpu")
@@ -55,7 +54,6 @@ def build_sampler(
             f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
             f"batch_size={size} or less, or drop_last=false"
         )
-    classes = None
     if shuffle == Shuffle.balanced:
         if not isinstance(labels, Tensor) or labels.shape != (size,) or labels.is_floating_point():
             raise ConfigError(
@@ -63,25 +61,20 @@ def build_sampler(
                 f"with int64 labels [{size}], or such labels="
             )
         labels = labels.detach().cpu()
-        classes = Classes(labels, hash_tensor(labels))
-    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size, classes)
+    else:
+        labels = None
+    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size, labels)
 
 
-@dataclass(frozen=True)
-class Classes:
-    """The label of each image, int64 `[N]` on the CPU, and a digest by which samplers compare it."""
-
-    labels: Tensor = field(compare=False)
-    digest: str
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
     With several ranks, each gets a part of every batch, and together they see the batches of a single process. If the
     last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
     ranks take the same number of steps.
+
+    A subclass with another order overrides `draw_order`, from which all loaders and the augmentation take theirs.
 
     Args:
         size: number of images in the dataset.
@@ -94,7 +87,7 @@ class EpochSampler:
         drop_last: leave out a last batch shorter than `batch_size`.
         rank: the rank of this process.
         world_size: number of ranks.
-        classes: the classes of the images, for `balanced` alone.
+        labels: the label of each image, an integer tensor `[size]` on the CPU, for `balanced` alone.
     """
 
     size: int
@@ -104,7 +97,7 @@ class EpochSampler:
     drop_last: bool = False
     rank: int = 0
     world_size: int = 1
-    classes: Classes | None = None
+    labels: Tensor | None = None
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -124,51 +117,55 @@ class EpochSampler:
         """Number of images in this rank's part of a batch; 0 if its one image is padding."""
         return len(self._rank_rows(self.num_images(batch_index)))
 
-    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
-        """Yield the indices of each batch from batch `start` on: a slice if they are contiguous, else int64 `[B]`.
+    def draw_order(self, epoch: int) -> Tensor:
+        """Draw the sample IDs of an epoch, int64 `[size]` on the CPU; each `batch_size` of them are a batch.
 
-        An order other than `batch` and `none` is moved to `device` once, and its batches are views of it there.
+        The ID of a sample is its index in the dataset, plus another multiple of `size` each time that it is repeated
+        in the epoch. Random numbers of a sample depend on its ID, so an image that `balanced` repeats gets others.
+        """
+        generator = _generator(self.seed, epoch)
+        if self.shuffle in ("batch", "none"):
+            order = torch.arange(self.size, device=CPU)
+            if self.shuffle == "batch":
+                blocks = order[: self.size - self.size % self.batch_size].view(-1, self.batch_size)
+                blocks[:] = blocks[torch.randperm(len(blocks), generator=generator, device=CPU)]
+            return order
+        permutation = torch.randperm(self.size, generator=generator, device=CPU)
+        return permutation if self.labels is None else _balance(permutation, self.labels, generator)
+
+    def sample_ids(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """Return the IDs of this rank's samples from batch `start` on, int64 on `device`; see `draw_order`.
+
+        Every batch but the last has `rank_batch_size` of them. Do not modify the result.
 
         Raises:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
-        slices = self._slices(epoch, start)
-        if self.shuffle in ("batch", "none"):
-            yield from slices
+        order = _cached_order(self, epoch, torch.device(device))
+        return torch.cat([order[:0], *(order[rows] for rows in self._rank_slices(start))])
+
+    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
+        """Yield the indices of each batch from batch `start` on: slices for `batch` and `none`, else int64 `[B]`.
+
+        The indices of any other order, also of a subclass, are moved to `device` once; its batches are views of them.
+        Raises the errors of `sample_ids`.
+        """
+        order, slices = _cached_order(self, epoch, CPU), self._rank_slices(start)
+        if self.shuffle in ("batch", "none") and _is_contiguous(order, self.batch_size):
+            for rows in slices:
+                first = int(order[rows.start])
+                yield slice(first, first + rows.stop - rows.start)
         else:
-            indices = _draw_order(self, epoch, torch.device(device)) % self.size
+            indices = _cached_order(self, epoch, torch.device(device)) % self.size
             yield from (indices[rows] for rows in slices)
 
-    def indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        """Return the concatenated indices of the batches from `start` on, int64 on `device`; see `batches`.
-
-        Every batch but the last has `rank_batch_size` indices, since a short block stays last.
-        """
-        return self.draws(epoch, start, device) % self.size
-
-    def draws(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        """Return `indices`, plus another multiple of `size` for each repetition of an image in the epoch.
-
-        Random numbers of a sample depend on its draw, so an image that `balanced` repeats gets others.
-        """
-        order = _draw_order(self, epoch, torch.device(device))
-        return torch.cat([order[:0], *(order[rows] for rows in self._slices(epoch, start))])
-
-    def draw_ahead(self, epoch: int, device: torch.device) -> None:
-        """Draw the order of an epoch before it begins, while the device still computes."""
-        _draw_order(self, epoch, device)
-
-    def _slices(self, epoch: int, start: int) -> Iterator[slice]:
-        """Yield the rows of `_draw_order` in this rank's part of each batch; `batch` permutes the batches."""
+    def _rank_slices(self, start: int) -> Iterator[slice]:
+        """Yield where this rank's part of each batch is in the order of an epoch."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
-        blocks = list(range(len(self)))
-        if self.shuffle == "batch":
-            full = self.size // self.batch_size
-            blocks[:full] = torch.randperm(full, generator=_generator(self.seed, epoch), device="cpu").tolist()
-        for block in blocks[start:]:
-            first = block * self.batch_size
-            rows = self._rank_rows(self.num_images(block)) or range(1)
+        for batch_index in range(start, len(self)):
+            first = batch_index * self.batch_size
+            rows = self._rank_rows(self.num_images(batch_index)) or range(1)
             yield slice(first + rows.start, first + rows.stop)
 
     def _rank_rows(self, count: int) -> range:
@@ -178,30 +175,30 @@ class EpochSampler:
         return range(start, start + quotient + (self.rank < remainder))
 
 
-@lru_cache(maxsize=4)  # Loader and augmentation need the same order; drawing 60,000 indices takes 1 ms.
-def _draw_order(sampler: EpochSampler, epoch: int, device: torch.device) -> Tensor:
-    """Return what `_slices` divides into batches, int64 `[size]`: the draws of the epoch. Do not modify the result."""
-    if device.type != "cpu":
-        return _draw_order(sampler, epoch, CPU).to(device)
-    if sampler.shuffle in ("batch", "none"):
-        return torch.arange(sampler.size, device=CPU)
-    generator = _generator(sampler.seed, epoch)
-    permutation = torch.randperm(sampler.size, generator=generator, device=CPU)
-    return _balance(permutation, sampler.classes.labels, generator) if sampler.classes else permutation
+@lru_cache(maxsize=4)  # Loader and augmentation need the same order; drawing 60,000 sample IDs takes 1 ms.
+def _cached_order(sampler: EpochSampler, epoch: int, device: torch.device) -> Tensor:
+    """Return the order of an epoch on a device. Do not modify the result."""
+    return sampler.draw_order(epoch) if device == CPU else _cached_order(sampler, epoch, CPU).to(device)
+
+
+def _is_contiguous(order: Tensor, batch_size: int) -> bool:
+    """Whether the IDs of each batch follow from the first."""
+    firsts = order[::batch_size].repeat_interleave(batch_size)[: len(order)]
+    return torch.equal(order, firsts + torch.arange(len(order), device=CPU) % batch_size)
 
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw as many images of each class, in random order: the `draws` of an epoch, int64 `[N]`."""
+    """Draw as many images of each class, in random order: the sample IDs of an epoch, int64 `[N]`."""
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
     by_class = shuffled[label[shuffled].argsort(stable=True)].split(counts.tolist())
     quota, rest = divmod(len(shuffled), max(len(counts), 1))
     quotas = torch.full_like(counts, quota)
     quotas[torch.randperm(len(counts), generator=generator, device="cpu")[:rest]] += 1
-    draws = [shuffled[:0]]
+    sample_ids = [shuffled[:0]]
     for images, count in zip(by_class, quotas.tolist(), strict=True):
         positions = torch.arange(count, device="cpu")
-        draws.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
-    return torch.cat(draws)[torch.randperm(len(shuffled), generator=generator, device="cpu")]
+        sample_ids.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
+    return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device="cpu")]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

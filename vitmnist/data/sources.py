@@ -250,7 +250,7 @@ def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch
 
     The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
     on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
-    the sampler's `draws`.
+    the sampler's `sample_ids`.
     """
 
     def read() -> Iterator[Any]:

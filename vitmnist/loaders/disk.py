@@ -86,7 +86,8 @@ class FileLoader(Loader):
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         rows = as_contiguous_rows(self.split.images)
-        for indices in self.sampler.indices(epoch, start).split(self.sampler.rank_batch_size):
+        indices_of_epoch = self.sampler.sample_ids(epoch, start) % self.sampler.size
+        for indices in indices_of_epoch.split(self.sampler.rank_batch_size):
             images = self.queue.empty_pinned((len(indices), *rows.shape[1:]), rows.dtype)
             images = images if rows is self.split.images else images.permute(0, 3, 1, 2)
             for row in range(len(indices)):

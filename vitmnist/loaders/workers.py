@@ -26,7 +26,7 @@ from vitmnist.store.read_in_chunks import return_unchanged
 from vitmnist.store.tree import map_batch_tensors
 
 BatchRequest = tuple[int, NDArray[np.int64]]
-"""The epoch and the `draws` of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
+"""The epoch and the sample IDs of a batch. The epoch is not in the dataset, because persistent workers keep a copy."""
 
 
 class WorkerLoader(Loader):
@@ -60,8 +60,8 @@ class WorkerLoader(Loader):
             dataloader = self._build_dataloader()
         workers = dataloader.num_workers
         requests = cast(list[BatchRequest], dataloader.sampler)
-        draws = self.sampler.draws(epoch, start).split(self.sampler.rank_batch_size)
-        requests[:] = [(epoch, batch.numpy()) for batch in draws if len(batch)]
+        batches = self.sampler.sample_ids(epoch, start).split(self.sampler.rank_batch_size)
+        requests[:] = [(epoch, sample_ids.numpy()) for sample_ids in batches if len(sample_ids)]
         iterator = iter(dataloader)
         try:
             for batch in iterator:
@@ -133,9 +133,10 @@ class BatchReader(data.Dataset[Any]):
         self.source = DatasetSource(SplitSamples(source), seed=None) if isinstance(source, Split) else source
 
     def __getitem__(self, request: BatchRequest) -> object:
-        epoch, draws = request
+        epoch, sample_ids = request
+        indices = sample_ids if self.is_seeded else sample_ids % len(self.source)
         try:
-            return self.source.read(torch.from_numpy(draws if self.is_seeded else draws % len(self.source)), epoch)
+            return self.source.read(torch.from_numpy(indices), epoch)
         except UserError as error:
             return error  # Torch would only keep the text of an exception.
 

@@ -30,17 +30,17 @@ def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochReco
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
-    """Return the median or maximum of a metric over the epochs since the last start; None if it was not measured.
+    """Return the median speed or the peak memory over the epochs since the last start; None if it was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
     epochs = epochs_since_last_start(epochs)
-    if metric.summary == "median":
+    if metric.kind == "speed":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
     if not values:
         return None
-    return float(max(values) if metric.summary == "max" else median(values))
+    return float(max(values) if metric.kind == "memory" else median(values))
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ class EpochMetric(Metric):
 
     Args:
         name: the key in the record.
-        summary: how the report summarises the epochs of a run; `selected` takes one epoch (`Run.value_of`).
+        kind: the report takes quality from one epoch (`Run.value_of`), and summarises speed and memory over epochs.
     """
 
     name: str = field(kw_only=True)
-    summary: Literal["median", "max", "selected"] = "median"
+    kind: Literal["quality", "speed", "memory"] = "speed"
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -32,7 +32,7 @@ class EpochMetric(Metric):
 
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
-# After them come `train_step`, `usage`, `various` (other quality) and `visuals`.
+# After them come `train_end`, `train_step`, `usage`, `various` (other quality) and `visuals`.
 TIMES = (
     EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
@@ -49,8 +49,8 @@ LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := EpochMetric("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
+    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", kind="memory"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", kind="memory"),
 )
 """Throughput and memory."""
 
@@ -63,7 +63,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: metric for name, (metric, _) in METRICS.import_all().items()}
+    registered = {name: metric for name, (metric, _) in METRICS.members().items()}
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),
@@ -83,8 +83,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
     tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"various/{split}_{metric.tag}"
-    fields = vars(metric) | {"tag": tag}
-    return EpochMetric(name=f"{split}_{name}", summary="selected", **fields)
+    return EpochMetric(name=f"{split}_{name}", kind="quality", **vars(metric) | {"tag": tag})
 
 
 def find_metric(name: str, key: str) -> EpochMetric:

@@ -44,7 +44,7 @@ def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preproc
     The images are read by index, because another pass over the loader would disturb its iteration.
     """
     size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
-    indices = sampler.indices(epoch)[:size]
+    indices = sampler.sample_ids(epoch)[:size] % sampler.size
     keys = next(preprocess.keys(sampler, epoch))
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():

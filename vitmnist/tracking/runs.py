@@ -91,7 +91,7 @@ class Run:
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
         metric = build_epoch_table()[name]
-        if metric.summary == "selected":
+        if metric.kind == "quality":
             return self._selected_epoch.get(name)
         return summarize(self.result.epochs, metric)
 

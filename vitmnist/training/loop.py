@@ -44,7 +44,8 @@ def train_epoch(
         accumulator.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
-    loader.sampler.draw_ahead(progress.epoch + 1, step.device)  # The device is still computing the last steps.
+    # Draw the next order, which the sampler caches, while the device still computes the last steps.
+    loader.sampler.sample_ids(progress.epoch + 1, device=step.device)
     timer.stop()
     if skipped_steps := step.pop_skipped_steps():
         log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
@@ -130,8 +131,8 @@ def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, wo
 
     def gather(name: str) -> Tensor:
         rank_values = torch.cat([getattr(batch, name) for batch in batches])
-        # Padding comes last, and has no prediction.
-        indices = sampler.indices(0, device=rank_values.device)[: len(rank_values)]
+        # Padding comes last, and has no prediction. Without repetitions, sample IDs are indices.
+        indices = sampler.sample_ids(0, device=rank_values.device)[: len(rank_values)]
         gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
         return world.all_reduce_sum(gathered)
 
