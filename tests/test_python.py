@@ -159,7 +159,7 @@ def test_keywords_become_overrides() -> None:
         "init_skip": ["head.*", "a b"],
         "lr_scale": {"*": 0.1, "blocks.[0-3], a b": 1},
         "device": "cpu",
-        "data": {"loader": "disk", "drop_last": True, "dataset": {"path": Path("it is é")}},
+        "data": {"loader": "disk", "drop_last": np.bool_(True), "dataset": {"path": Path("it is é")}},
         "data.loader.num_workers": 4,
         "data/augment": "shift",
         "resume": Path("it is"),

@@ -141,9 +141,11 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
 
 def _format_value(key: str, value: object) -> str:
     """Format a value in Hydra's grammar; raises `ConfigError` for values of other types."""
+    import numpy as np  # Not at the top: `vitmnist --help` does without it.
+
     if value is None:
         return "null"
-    if isinstance(value, Real):
+    if isinstance(value, Real | np.bool_):
         return str(value).lower()  # `True` becomes `true`.
     if isinstance(value, str | Path):
         text = quote(str(value))
