@@ -47,6 +47,7 @@ from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
     build_loss,
     build_model,
+    check_batch_metrics,
     check_batch_norm,
     check_config,
     check_eval_split,
@@ -207,6 +208,7 @@ class Trainer:
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
+        check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
