@@ -178,4 +178,4 @@ def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
             ended = train_here(*quick, *arguments)
             assert ended.returncode == ExitCode.UNFINISHED
             assert "Traceback" in ended.stderr
-            assert "InUseError: here: in use by this process" in ended.stderr
+            assert "InUseError: here: in use by another run" in ended.stderr
