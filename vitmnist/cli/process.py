@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import multiprocessing
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.signals import exit_interrupted, handle_signals, ignore_stop_signals
+from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
@@ -52,9 +51,6 @@ def connected_ranks() -> Iterator[World]:
         if error is raised:
             raise
         raise error from raised
-    finally:
-        # Unloading torch takes a second, in which a signal must not change the exit code.
-        atexit.register(ignore_stop_signals)
     world.disconnect()
 
 

@@ -150,8 +150,7 @@ class CudaQueue(DeviceQueue):
         return event
 
     def wait_event(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        torch.cuda.current_stream(self.device).wait_event(event)
+        event.wait(torch.cuda.current_stream(self.device))
 
     def record_stream(self, tensor: Tensor) -> Tensor:
         tensor.record_stream(torch.cuda.current_stream(self.device))
