@@ -151,8 +151,8 @@ sys.exit()
     ("code", "arguments", "message"),
     [
         (2, [], "no script; pass SCRIPT.py or -m package.module"),
-        (1, ["missing.py"], "missing.py: No such file or directory"),
-        (1, ["-m", "missing.module"], "No module named 'missing'"),
+        (1, ["missing.py"], "missing.py: there is no such Python file"),
+        (1, ["-m", "missing.module"], "-m missing.module: No module named 'missing'"),
         (2, ["--stepz", "3", "mine.py"], "unrecognized arguments: --stepz"),
         (1, ["--json", "missing/report.json", "mine.py"], "error: missing: No such file or directory"),
     ],

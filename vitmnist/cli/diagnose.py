@@ -15,13 +15,14 @@ import runpy
 import sys
 from argparse import REMAINDER, Namespace
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from vitmnist.cli.command import create_parser, errors_as_messages
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.diagnosis.script_report import describe_script, format_report
-from vitmnist.errors import ExitCode
+from vitmnist.errors import DataError, ExitCode
 
 
 def _parse() -> Namespace:
@@ -67,8 +68,12 @@ def _run(is_module: bool) -> int:
     name = sys.argv[0]
     # As in Python, the import path begins with the working directory (-m) or the folder of the script.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
-    if not is_module:
-        source = Path(name).read_bytes()  # If the file is missing, there is nothing to report.
+    try:
+        exists = find_spec(name) is not None if is_module else os.path.isfile(name)
+    except ModuleNotFoundError as error:  # `find_spec` imports the parent packages.
+        raise DataError(f"-m {name}: {error}") from error
+    if not exists:
+        raise DataError(f"{name}: there is no such {'module' if is_module else 'Python file'}")
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -77,7 +82,7 @@ def _run(is_module: bool) -> int:
             path = os.path.abspath(name)
             sys.modules["__main__"] = script = ModuleType("__main__")
             script.__dict__.update(__file__=path, __builtins__=builtins)
-            exec(compile(source, path, "exec", dont_inherit=True), script.__dict__)
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), script.__dict__)
     except SystemExit as error:
         if isinstance(error.code, int | None):
             return (error.code or 0) & 0xFF
