@@ -33,7 +33,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, calls.build))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, calls.build)})
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -82,7 +82,7 @@ def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    monkeypatch.setitem(MODELS.import_package(), "cnn", dropping)
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": dropping})
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
@@ -95,13 +95,26 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
     """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
     shutil.copytree(runs / "cut", tmp_path / "cut")
     count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
-    monkeypatch.setitem(METRICS.import_package(), "labelled", count)
+    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"labelled": count})
     printed = succeed("resume=cut", "max_minutes=null")
     assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
     assert_same_weights(runs / "whole", tmp_path / "cut")
     epochs = result_of(tmp_path / "cut")["epochs"]
     assert [epoch["train_labelled"] for epoch in epochs] == [None, 100]
     assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
+
+
+@pytest.mark.parametrize("counts", ["mean", "padding"])
+def test_a_metric_that_is_no_sum_over_the_images_is_refused(
+    counts: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        right = logits.argmax(dim=1) == labels
+        return right.float().mean() if counts == "mean" else (~right).sum()
+
+    wrong = BatchMetric("%", tag="wrong"), compute
+    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"wrong": wrong})
+    assert "metrics: wrong must be a sum over the images of a batch" in refuse(*quick)
 
 
 class Tied(nn.Module):
@@ -119,7 +132,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Tied))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, Tied)})
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

@@ -185,7 +185,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.names())
+@pytest.mark.parametrize("operation", OPERATIONS.members())
 def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, reads: list[str]) -> None:
     model, loader, counts = make_model(), make_loader(tiny), []
     step = make_step(model, tiny, augment=Compose([{"name": operation}]))

@@ -1,6 +1,7 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -13,13 +14,14 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, DatasetOptions, Split, build_dataset
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
+from vitmnist.metrics import get_batch_metrics
 from vitmnist.models import MODELS, PretrainedOptions
-from vitmnist.optim.schedules import SCHEDULES, ScheduleOptions
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
@@ -29,7 +31,7 @@ from vitmnist.training.step import TrainStep
 
 def resolve_dataset_options(config: Config) -> Config:
     """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
-    options = DATASETS.resolve_options(config.data.dataset, DatasetOptions)
+    _, options = DATASETS.resolve(config.data.dataset)
     return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
@@ -38,23 +40,19 @@ def check_config(config: Config) -> None:
     for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
-    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
-    resolve_statistics(config.data.normalize, shape and shape[0])
+    _, options = DATASETS.resolve(config.data.dataset)
+    resolve_statistics(config.data.normalize, options.shape and options.shape[0])
 
 
 def check_model(config: Config, device: torch.device) -> None:
     """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
-    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
-    if shape:  # The number of classes is unknown before the data is read; use two.
-        build_model(config, shape, classes=2, device=device, weights=None)
+    _, options = DATASETS.resolve(config.data.dataset)
+    if options.shape:  # The number of classes is unknown before the data is read; use two.
+        build_model(config, options.shape, classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
-
-    Raises:
-        ConfigError, DataError: the dataset is unknown, or cannot be read.
-    """
+    """Read the dataset. On each machine, the first rank downloads or decodes it before the others read it."""
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
@@ -75,8 +73,8 @@ def check_eval_split(dataset: Dataset, config: Config) -> None:
         advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
-    follows_monitor = SCHEDULES.resolve_options(config.schedule, ScheduleOptions).follows_monitor
-    if (config.patience or follows_monitor) and dataset.validation is None:
+    _, schedule = SCHEDULES.resolve(config.schedule)
+    if (config.patience or schedule.follows_monitor) and dataset.validation is None:
         raise ConfigError(
             f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
@@ -168,6 +166,18 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"batch, adds 0{reason}"
             )
     return LOSSES.build(values, train.labels, train.classes, device)
+
+
+def check_batch_metrics(num_classes: int) -> None:
+    """Raise `ConfigError` for a metric that is no sum over the images, such as a mean, which would be divided again."""
+    labels = torch.arange(7) % num_classes
+    predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
+    logits = F.one_hot(predictions, num_classes).float()
+    labels[6] = IGNORED
+    for name, compute in get_batch_metrics().items():
+        parts = [float(compute(logits[rows], labels[rows])) for rows in (slice(2), slice(2, 6))]
+        if not math.isclose(float(compute(logits, labels)), sum(parts), rel_tol=1e-4):
+            raise ConfigError(f"metrics: {name} must be a sum over the images of a batch whose labels are not negative")
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:
