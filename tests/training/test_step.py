@@ -197,7 +197,7 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
 @pytest.mark.parametrize(
     ("backend", "augment"),
     # The backend `eager` only traces. Generating code would take most of a minute.
-    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
     ids=["eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
