@@ -100,7 +100,8 @@ def measure(folder: Path, transforms: list[Any], workers: int, rounds: int) -> l
     for mode in ("exact", "tensor"):
         started = time.perf_counter()
         replacement: Any = from_dataloader(loader, "ram", transforms=mode)
-        costs[mode] = time.perf_counter() - started, replacement.dataset._samples.nbytes
+        nbytes = sum(block.nbytes for block in replacement.dataset.encoded_samples.blocks)
+        costs[mode] = time.perf_counter() - started, nbytes
         epochs[mode] = partial(iter, replacement)
     if find_spec("spdl") and workers:
         epochs[f"SPDL, {workers} threads"] = partial(spdl, dataset, workers)

@@ -202,7 +202,7 @@ def test_a_balanced_loader_repeats_samples_with_other_random_numbers(monkeypatch
 
     report = audit_small(build, strict=True)
     assert report.ok
-    assert report.results[0].detail == "balanced: 64 samples of 2 classes, 0 samples dropped"
+    assert report.results[0].status == "not checked"
     with pytest.raises(AssertionError, match="shuffle=balanced: needs the class of each image; "):
         audit_small(partial(build, labels=None), strict=True)
     draw_order = EpochSampler.draw_order

@@ -33,8 +33,9 @@ from tests.support.pictures import Pictures, assert_same, check_same, run
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import DataError
-from vitmnist.replacement import decoded_dataset
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, RowDataset
+from vitmnist.replacement import original_dataloader as original
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset
+from vitmnist.replacement.row_dataset import RowDataset
 from vitmnist.runtime import memory
 from vitmnist.runtime.memory import OutOfSpaceError
 from vitmnist.store import cache_file
@@ -241,8 +242,8 @@ def test_a_dataset_larger_than_memory_is_stored_in_a_file(
 def test_later_replacements_find_the_file_by_its_fingerprint(
     transforms: list[Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoded, read_in_chunks = [], decoded_dataset.read_in_chunks
-    monkeypatch.setattr(decoded_dataset, "read_in_chunks", lambda *parts: decoded.append(1) or read_in_chunks(*parts))
+    decoded, read_in_chunks = [], original.read_in_chunks
+    monkeypatch.setattr(original, "read_in_chunks", lambda *parts: decoded.append(1) or read_in_chunks(*parts))
     stored: dict[str, Any] = {"loader": "cache", "folder": str(tmp_path), "fingerprint": "pictures"}
     for _ in range(2):
         dataset = Pictures(folder, Compose(transforms))

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tests.support.pictures import check_same
 from tests.support.processes import FORKS
 from tests.support.samples import Made
-from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.replacement.sample_dataset import SampleDataset
 
 SIZE = 24
 
@@ -23,7 +23,7 @@ SIZE = 24
 def check_batches(batch_type: type, build: Callable[[], DataLoader[Any]]) -> None:
     """Assert that a replacement stores samples, and gives the batches of the original, which have a certain type."""
     replaced = check_same(build)
-    assert isinstance(replaced.dataset, TransformedDataset)
+    assert isinstance(replaced.dataset, SampleDataset)
     assert isinstance(next(iter(replaced)), batch_type)
 
 

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
 from vitmnist import from_dataloader
 from vitmnist.errors import DataError
-from vitmnist.replacement.decoded_dataset import TransformedDataset
+from vitmnist.replacement.sample_dataset import SampleDataset
 
 CROP = v1.RandomResizedCrop(16)
 FLIP = v1.RandomHorizontalFlip()
@@ -30,7 +30,7 @@ V2 = v2.Compose(
 
 def names_of_splits(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]]:
     """The names of the transforms that were applied once, and of the others, for each attribute."""
-    source = loader.dataset._transform.__self__
+    source = loader.dataset.split_transforms
     return [
         tuple([type(part).__name__ for part in parts] for parts in split)
         for split in zip(source.deterministic_transforms, source.random_transforms, strict=True)
@@ -47,7 +47,7 @@ WORKERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("settings", WORKERS.values(), ids=WORKERS.keys())
 def test_batches_are_the_same_with_any_workers_and_after_an_early_break(settings: dict[str, Any], folder: Path) -> None:
     original, replaced = replaced_as_well(lambda: DataLoader(Pictures(folder, V1), 4, shuffle=True, **settings))
-    assert isinstance(replaced.dataset, TransformedDataset)
+    assert isinstance(replaced.dataset, SampleDataset)
     assert replaced.num_workers == original.num_workers
     assert names_of_splits(replaced)[0][0] == ["Resize"]
     for epochs, end in ((1, 2), (2, None)):
@@ -246,7 +246,7 @@ DATASETS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("build", DATASETS.values(), ids=DATASETS.keys())
 def test_samples_of_any_dataset_are_the_same(build: Callable[[Path], Any], folder: Path) -> None:
     replaced = check_same(lambda: DataLoader(build(folder), 3, shuffle=True))
-    assert isinstance(replaced.dataset, TransformedDataset)
+    assert isinstance(replaced.dataset, SampleDataset)
 
 
 class MixedBatch:

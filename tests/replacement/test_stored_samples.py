@@ -170,7 +170,7 @@ def test_a_view_is_stored_without_the_rest_of_its_storage() -> None:
     waves = torch.rand(1000, 1000)
     for value in (waves[3], waves[3].numpy(), waves[:, 3]):
         stored = from_dataloader(DataLoader([Encoding(wave=value)], collate_fn=list), "ram").dataset
-        assert stored._samples.blocks[0].nbytes < 6000
+        assert stored.encoded_samples.blocks[0].nbytes < 6000
         assert find_difference(stored[0], Encoding(wave=value)) is None
 
 

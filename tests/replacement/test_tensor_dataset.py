@@ -164,8 +164,8 @@ def test_an_error_of_a_transform_names_the_sample() -> None:
 
 def test_stored_pictures_do_not_change_and_batches_are_new_and_contiguous() -> None:
     ours = replaced(DataLoader(Photos([v1.RandomHorizontalFlip(), v1.PILToTensor()]), 7, num_workers=2))
-    before = ours.dataset._samples.blocks[0].clone()  # type: ignore[attr-defined]
+    before = ours.dataset.encoded_samples.blocks[0].clone()  # type: ignore[attr-defined]
     first, *others = ((image := batch[0][0]).is_contiguous() and image.zero_().data_ptr() for batch in list(ours))
     assert first
     assert len({first, *others}) == 3
-    assert torch.equal(ours.dataset._samples.blocks[0], before)  # type: ignore[attr-defined]
+    assert torch.equal(ours.dataset.encoded_samples.blocks[0], before)  # type: ignore[attr-defined]

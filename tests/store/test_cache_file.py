@@ -37,7 +37,7 @@ EXPECTED = [11 * index for index in range(10)]
 @pytest.fixture(autouse=True)
 def _not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the reads that detect random samples."""
-    monkeypatch.setattr(sources, "read_probes", lambda *parts: None)
+    monkeypatch.setattr(sources, "read_probes", lambda *parts: ([], None))
 
 
 def sample(index: int) -> tuple[Tensor, int]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import reprlib
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -140,9 +141,11 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
 
 def _format_value(key: str, value: object) -> str:
     """Format a value in Hydra's grammar; raises `ConfigError` for values of other types."""
+    import numpy as np  # Not at the top: `vitmnist --help` does without it.
+
     if value is None:
         return "null"
-    if isinstance(value, Real):
+    if isinstance(value, Real | np.bool_):
         return str(value).lower()  # `True` becomes `true`.
     if isinstance(value, str | Path):
         text = quote(str(value))
@@ -156,4 +159,4 @@ def _format_value(key: str, value: object) -> str:
         names = [re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value]
         items = [_format_value(key, item) for item in value.values()]
         return f"{{{','.join(map(':'.join, zip(names, items, strict=True)))}}}"
-    raise ConfigError(f"{key}={value!r}: must be a number, text, a path, None, a list or a dict")
+    raise ConfigError(f"{key}={reprlib.repr(value)}: must be a number, text, a path, None, a list or a dict")

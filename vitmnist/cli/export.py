@@ -113,7 +113,7 @@ def export_model(file_format: Format, trained: TrainedModel, dataset: Dataset, b
         pairs = [(original(images), reloaded(images)) for images in split.images.split(batch_size)]
     expected, actual = (torch.cat(logits) for logits in zip(*pairs, strict=True))
     predicted = actual.argmax(dim=1)
-    checked_on = f"{dataset.name}, {dataset.describe_evaluation()}"
+    checked_on = f"{dataset.name}, {dataset.eval_split_name} split, {len(dataset.eval_split):,} images"
     if differing := int((predicted != expected.argmax(dim=1)).sum()):
         raise UserError(
             f"the exported model and {trained.weights} predict different classes for {differing:,} images of "

@@ -64,15 +64,17 @@ def choose_probes(size: int) -> list[int]:
     return sorted({probe * size // PROBES for probe in range(PROBES)}) if size else []
 
 
-def read_probes(read: Callable[[int], Result], indices: Iterable[int], roots: object) -> list[Result]:
-    """Read samples. Raises `RandomSampleError` for a random one. The first sample is read twice and compared."""
+def read_probes(
+    read: Callable[[int], Result], indices: Iterable[int], roots: object
+) -> tuple[list[Result], RandomSampleError | None]:
+    """Read samples up to the first random one, and return its error too. The first is read twice and compared."""
     samples: list[Result] = []
     for index in indices:
         sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)
         if reason:
-            raise RandomSampleError(index, reason)
+            return samples, RandomSampleError(index, reason)
         samples.append(sample)
-    return samples
+    return samples, None
 
 
 @contextmanager

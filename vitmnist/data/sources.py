@@ -189,7 +189,9 @@ class DatasetSource(SampleSource):
         try:
             with preserve_random_state(self.dataset):
                 for index in indices[:1] if indices.start else choose_probes(len(self)):
-                    read_probes(read, [index], self.dataset)
+                    _, random_sample = read_probes(read, [index], self.dataset)
+                    if random_sample:
+                        raise random_sample
                 with refuse_random_samples(read, indices, self.dataset):
                     batch = collate_samples([read(index) for index in indices], indices)
                     return _unpack_pair(batch, indices.start)

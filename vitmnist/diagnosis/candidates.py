@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from vitmnist.diagnosis.observed_loader import ObservedLoader
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.dataloader_tools import check_replaceable, rebuild
-from vitmnist.replacement.decoded_dataset import DecodedDataset, TransformedDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataset
 from vitmnist.replacement.from_dataloader import from_dataloader
+from vitmnist.replacement.original_dataloader import check_replaceable, rebuild
+from vitmnist.replacement.sample_dataset import SampleDataset
 from vitmnist.replacement.split_transforms import (
     Transform,
     find_transform_attributes,
@@ -60,7 +61,7 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
         sample_s = sum(seconds_by_stage.values())
         build = partial(build_replacement_candidate, loader, baseline, sample_s)
         exact = benchmark.add("from_dataloader", partial(build, "exact"))
-        if isinstance(getattr(exact.loader, "dataset", None), TransformedDataset):
+        if isinstance(getattr(exact.loader, "dataset", None), SampleDataset):
             benchmark.add('from_dataloader, transforms="tensor"', partial(build, "tensor"))
     return seconds_by_stage
 

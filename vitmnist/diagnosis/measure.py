@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
-from vitmnist.replacement.dataloader_tools import rebuild
+from vitmnist.replacement.original_dataloader import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import map_batch_tensors
@@ -27,7 +27,6 @@ from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottl
 
 if TYPE_CHECKING:
     from vitmnist.loaders.base import Loader
-
 
 LAUNCH_ADVICE = "Python is no step ahead of the GPU: larger batches help, or a step without .item(), .cpu() and print"
 

@@ -94,7 +94,7 @@ class Observer:
         @wraps(original_init)
         def observed_init(loader: DataLoader[object], *args: object, **kwargs: object) -> None:
             # Import here so that the first pass does not include the import.
-            import vitmnist.replacement.dataloader_tools  # noqa: F401
+            import vitmnist.replacement.original_dataloader  # noqa: F401
 
             original_init(loader, *args, **kwargs)
             for base in type(loader).__mro__:
@@ -130,7 +130,7 @@ class Observer:
 
     def _get_observed_loader(self, loader: DataLoader[object]) -> ObservedLoader:
         """Return the record of a loader. Loaders that are built for each epoch share a record."""
-        from vitmnist.replacement.dataloader_tools import rebuild  # Imports torch.
+        from vitmnist.replacement.original_dataloader import rebuild  # Imports torch.
 
         for observed_loader in self.loaders:
             if observed_loader.loader_ref() is loader:

@@ -1,19 +1,25 @@
-"""Replaces a `DataLoader` by a `DataLoader` with the same batches that decodes each sample only once."""
+"""Replaces a `DataLoader` by a `DataLoader` with the same batches that decodes each sample only once.
+
+A replacement has one of three forms, the fastest that fits:
+
+1. Rows: a batch is gathered from rows of tensors. No sample is random, and each tensor of a batch has a row per sample.
+2. Samples: a batch is collated from stored samples by the original's function. No sample is random.
+3. Split samples: samples are stored before their first random transform. The others are applied in each epoch.
+"""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 from torch.utils.data import DataLoader, default_collate
 
-from vitmnist.data.random_samples import RandomSampleError, call_and_check_random, choose_probes
+from vitmnist.data.random_samples import RandomSampleError, call_and_check_random, choose_probes, read_probes
 from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
-from vitmnist.replacement.dataloader_tools import (
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, materialize_or_collate
+from vitmnist.replacement.original_dataloader import (
     COMPARED_SIZE,
-    NoRowPerSampleError,
     check_replaceable,
     check_same_batches,
     collate_batch,
@@ -21,31 +27,17 @@ from vitmnist.replacement.dataloader_tools import (
     order_depends_on_workers,
     rebuild,
 )
-from vitmnist.replacement.decoded_dataset import (
-    DecodedDataLoader,
-    DecodedDataset,
-    RowDataset,
-    RowTensors,
-    TransformedDataset,
-    decode_rows,
-    decode_samples,
-    materialize_or_collate,
-)
-from vitmnist.replacement.split_transforms import SplitTransforms, Transform, list_transforms
+from vitmnist.replacement.row_dataset import RowDataset, RowTensors, decode_rows
+from vitmnist.replacement.sample_dataset import SampleDataset, decode_samples
+from vitmnist.replacement.split_transforms import SplitTransforms
 from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
 from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
-from vitmnist.store.read_in_chunks import return_unchanged
 from vitmnist.store.rows import StoreOptions
 from vitmnist.store.tree import copy_tree
-
-LOADER_NAMES = ("auto", "ram", "cache")
-"""The values of the argument `loader`."""
-TRANSFORM_MODES = ("exact", "tensor")
-"""The values of the argument `transforms`."""
 
 
 def from_dataloader(
@@ -90,10 +82,10 @@ def from_dataloader(
         DataError: samples cannot be read or stored, or batches differ from the original's.
         OutOfSpaceError: memory or the disk of `folder` is too small.
     """
-    if loader not in LOADER_NAMES:
-        raise ConfigError(f"loader={loader}: {suggest_names(loader, LOADER_NAMES)}")
-    if transforms not in TRANSFORM_MODES:
-        raise ConfigError(f"transforms={transforms}: {suggest_names(transforms, TRANSFORM_MODES)}")
+    choices = {"loader": (loader, ("auto", "ram", "cache")), "transforms": (transforms, ("exact", "tensor"))}
+    for argument, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise ConfigError(f"{argument}={value}: {suggest_names(value, allowed)}")
     if isinstance(getattr(dataloader, "dataset", None), DecodedDataset):
         return dataloader
     if choose_device("auto").type == "cpu":
@@ -134,89 +126,95 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
 
 
 def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
-    """Build the kind of replacement that fits some samples, the probes.
+    """Build the form of replacement that fits some samples, the probes.
 
-    Only decoding all samples shows whether the others are like the probes. If one is random, it becomes a probe. If
-    batches turn out to have no rows, samples are stored one by one.
+    Only decoding all samples shows whether the others are like the probes. A random sample that it reveals becomes
+    another probe.
 
     Raises:
         RandomSampleError: a sample is random apart from its transforms.
     """
+    probes = choose_probes(len(dataloader.dataset))  # type: ignore[arg-type]
+    while isinstance(result := _build_for_probes(dataloader, options, to_tensors, probes), RandomSampleError):
+        if result.index in probes:
+            raise result
+        probes = sorted({*probes, result.index})
+    return result
+
+
+def _build_for_probes(
+    dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool, probes: Sequence[int]
+) -> DataLoader[Any] | RandomSampleError:
+    """Build the form that fits the probes. Returns an error if decoding reveals a random sample that does not fit."""
     dataset: Any = dataloader.dataset
-    probes, may_have_rows = choose_probes(len(dataset)), True
-    while True:
-        try:
-            if _is_any_random(dataset, probes):
-                return _build_with_transforms(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
-            samples = [fetch_sample(dataset.__getitem__, index) for index in probes]
-            example = _collate_rows(dataloader, probes, samples) if may_have_rows else None
-            if example:
-                return _build_from_rows(dataloader, options, example)
-            transforms = list_transforms(dataset)
-            return _build_from_samples(dataloader, options, samples, dataset.__getitem__, return_unchanged, transforms)
-        except RandomSampleError as error:
-            if error.index in probes:
-                raise
-            probes = sorted({*probes, error.index})
-        except NoRowPerSampleError:
-            may_have_rows = False
+    try:
+        samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
+        if random_sample:
+            return _build_from_split_samples(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
+        replacement = _build_from_rows(dataloader, options, probes, samples)
+        return _build_from_samples(dataloader, options, samples) if replacement is None else replacement
+    except RandomSampleError as error:
+        return error
 
 
-def _is_any_random(dataset: Any, indices: Sequence[int]) -> bool:
-    """Whether one of the samples is random. The first sample is read twice and compared."""
-    for index in indices:
-        read = partial(fetch_sample, dataset.__getitem__, index)
-        if call_and_check_random(read, dataset, always_repeat=index == indices[0])[1]:
-            return True
-    return False
+def _build_from_rows(
+    dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
+) -> DataLoader[Any] | None:
+    """Build a replacement that gathers batches from rows of tensors. Returns None if a batch has no row per sample.
 
-
-def _collate_rows(dataloader: DataLoader[Any], indices: Sequence[int], samples: Sequence[Any]) -> RowTensors | None:
-    """Collate samples to a batch. Returns None if collating is random, or if the batch has no row for each sample."""
+    Args:
+        samples: the samples with the indices `probes`.
+    """
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
 
     def collate() -> object:
-        return collate_batch(dataloader.collate_fn, copy_tree(list(samples[:size])), indices)
+        return collate_batch(dataloader.collate_fn, copy_tree(list(samples[:size])), probes)
 
-    roots = dataloader.dataset, dataloader.collate_fn
-    batch, reason = call_and_check_random(collate, roots, always_repeat=True)
-    return None if reason else RowTensors.from_batch(batch, size)
-
-
-def _build_from_rows(dataloader: DataLoader[Any], options: StoreOptions, example: RowTensors) -> DataLoader[Any]:
-    """Build a replacement that gathers batches from rows of tensors.
-
-    Args:
-        example: a batch of the original.
-
-    Raises:
-        NoRowPerSampleError: a batch cannot be gathered from rows.
-    """
-    dataset: Any = dataloader.dataset
-    rows = decode_rows(dataloader, example, options)
+    batch, reason = call_and_check_random(collate, (dataloader.dataset, dataloader.collate_fn), always_repeat=True)
+    example = None if reason else RowTensors.from_batch(batch, size)
+    rows = example and decode_rows(dataloader, example, options)
+    if not rows:
+        return None
     keeps_workers = order_depends_on_workers(dataloader)
     draws_early = dataloader.num_workers > 0 and not keeps_workers
     replacement = rebuild(
         dataloader,
         DecodedDataLoader,
-        dataset=RowDataset(dataset, rows, draws_early),
+        dataset=RowDataset(dataloader.dataset, rows, draws_early),  # type: ignore[arg-type]
         collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
         num_workers=dataloader.num_workers if keeps_workers else 0,
     )
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError as error:  # The file of a fingerprint can hold other samples.
-        raise error if options.fingerprint else NoRowPerSampleError from error
+    except DataError:
+        if options.fingerprint:  # The file of a fingerprint can hold other samples.
+            raise
+        return None
     return replacement
 
 
-def _build_with_transforms(
+def _build_from_samples(
+    dataloader: DataLoader[Any], options: StoreOptions, examples: Sequence[object], split: SplitTransforms | None = None
+) -> DataLoader[Any]:
+    """Build a replacement that stores single samples, and makes batches with the original's collate function.
+
+    Args:
+        examples: some decoded samples.
+        split: has the random transforms to apply in each epoch. None: no sample is random.
+    """
+    dataset: Any = dataloader.dataset
+    samples = decode_samples(dataloader, split.decode if split else dataset.__getitem__, examples, options)
+    replacement = rebuild(dataloader, DecodedDataLoader, dataset=SampleDataset(dataset, samples, split))
+    check_same_batches(dataloader, replacement)
+    return replacement
+
+
+def _build_from_split_samples(
     dataloader: DataLoader[Any], options: StoreOptions, split: SplitTransforms, to_tensors: bool
 ) -> DataLoader[Any]:
     """Build a replacement that applies random transforms in workers, or to tensors in threads.
 
     Raises:
-        RandomSampleError: a sample is random apart from the random transforms of `split`.
         ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
     """
     if to_tensors:
@@ -224,32 +222,14 @@ def _build_with_transforms(
             raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
         for transforms in split.random_transforms:
             build_tensor_pipeline(transforms)
-    deterministic = chain.from_iterable(split.deterministic_transforms)
-    exact = _build_from_samples(dataloader, options, split.decoded_probes, split.decode, split.transform, deterministic)
+    exact = _build_from_samples(dataloader, options, split.decoded_probes, split)
     if not to_tensors:
         return exact
     decoded: Any = exact.dataset
     on_tensors = TensorTransformDataset(decoded, split)
     try:
-        check_rounding(split, decoded._samples, on_tensors._samples)
+        check_rounding(split, decoded.encoded_samples, on_tensors.encoded_samples)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
     collate = partial(materialize_or_collate, default_collate)
     return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)
-
-
-def _build_from_samples(
-    dataloader: DataLoader[Any],
-    options: StoreOptions,
-    examples: Sequence[object],
-    decode: Callable[[int], object],
-    transform: Transform,
-    deterministic: Iterable[Transform],
-) -> DataLoader[Any]:
-    """Build a replacement that stores single samples, and makes batches with the original's collate function."""
-    dataset: Any = dataloader.dataset
-    samples = decode_samples(dataloader, decode, examples, options)
-    decoded = TransformedDataset(dataset, deterministic, samples, transform)
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=decoded)
-    check_same_batches(dataloader, replacement)
-    return replacement

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from vitmnist.data.random_samples import call_and_check_random, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
-from vitmnist.replacement.dataloader_tools import fetch_sample
+from vitmnist.replacement.original_dataloader import fetch_sample
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import copy_tree, map_leaves
 
@@ -81,7 +81,9 @@ class SplitTransforms:
         self._calls: list[RecordedCall] = []
         self.deterministic_transforms: list[list[Transform]] = [[] for _ in self._attributes]
         self.random_transforms: list[list[Transform]] = []
-        recorded = read_probes(partial(fetch_sample, self.decode), probes, dataset)
+        recorded, random_sample = read_probes(partial(fetch_sample, self.decode), probes, dataset)
+        if random_sample:
+            raise random_sample
         with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
             for attribute, (owner, name) in enumerate(self._attributes):
                 inputs = [call.inputs for _, calls in recorded for call in calls if call.attribute == attribute]

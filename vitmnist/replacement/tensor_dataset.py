@@ -19,8 +19,9 @@ from torch.utils.data import default_collate, get_worker_info
 
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.dataloader_tools import order_depends_on_workers
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch, TransformedDataset
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
+from vitmnist.replacement.original_dataloader import order_depends_on_workers
+from vitmnist.replacement.sample_dataset import SampleDataset
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
@@ -66,12 +67,13 @@ class TensorTransformDataset(DecodedDataset):
         split: has the random transforms of each attribute of the original.
     """
 
-    def __init__(self, exact: TransformedDataset, split: SplitTransforms) -> None:
-        self._samples, self._random = replace(exact._samples, as_tensors=True), split.random_transforms
+    def __init__(self, exact: SampleDataset, split: SplitTransforms) -> None:
+        self.encoded_samples = replace(exact.encoded_samples, as_tensors=True)
+        self.random_transforms = split.random_transforms
         super().__init__(exact.original, chain.from_iterable(split.deterministic_transforms))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        samples = draw_samples(self._samples, self._random, indices)
+        samples = draw_samples(self.encoded_samples, self.random_transforms, indices)
         # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
         return DeferredBatch(finish_batch, samples, allocate_batches(samples))
 
@@ -188,7 +190,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         needs_workers = not self.in_order or self.worker_init_fn is not None or order_depends_on_workers(self)
         if not self.num_workers or needs_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
-        self.dataset._guard.check()
+        self.dataset.transform_guard.check()
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         drawn = self._draw_batches(self.dataset, base_seed, list(self.batch_sampler or ()))
         return BackgroundMap(self._collate_and_pin, drawn, BATCHES_AHEAD, BATCHES_AHEAD)

@@ -71,12 +71,7 @@ def open_or_write_cache(
         OutOfSpaceError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
-        with ExitStack() as stack:
-            with _translate_os_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-                files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
-            _write(folder, files, size, decode())
-            return tuple(map(_map, files)), metadata()
+        return _write_temporary_files(folder, size, decode(), names), metadata()
     name = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / name
     with suppress(*CACHE_READ_ERRORS):  # If another process is replacing the cache, wait for its lock below.
@@ -103,6 +98,15 @@ def open_or_write_cache(
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         return _map_files(entry, names), record["metadata"]
+
+
+def _write_temporary_files(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> tuple[Tensor, ...]:
+    with ExitStack() as stack:
+        with _translate_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            files = [stack.enter_context(TemporaryFile(dir=folder)) for _ in names]
+        _write(folder, files, size, chunks)
+        return tuple(map(_map, files))
 
 
 def _write_files(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) -> None:

@@ -20,7 +20,6 @@ CHUNKS_PER_WORKER = 32
 """Minimum number of chunks per worker, so that all workers finish at about the same time."""
 
 Chunk = TypeVar("Chunk")
-Collated = TypeVar("Collated")
 
 
 class MapStyleDataset(Protocol):
@@ -70,7 +69,7 @@ def read_in_chunks(
             progress.update(min(chunks.chunk_size, size - progress.n))
 
 
-def return_unchanged(batch: Collated) -> Collated:
+def return_unchanged(batch: Chunk) -> Chunk:
     """Collate a whole batch: return it unchanged. Torch's default would convert arrays."""
     return batch
 

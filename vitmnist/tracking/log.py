@@ -42,7 +42,9 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info("%s (%s parameters%s) on %s", config.model["name"], f"{total:,}", frozen_note, dataset.name)
     log.info("%s loader%s, %s batches of %d%s", loader_name, options, f"{len(loader):,}", config.batch_size, ranks)
     log.info("device=%s is %s", config.device, step.device)
-    log.info("each epoch is evaluated on the %s", dataset.describe_evaluation())
+    log.info(
+        "each epoch is evaluated on the %s split, %s images", dataset.eval_split_name, f"{len(dataset.eval_split):,}"
+    )
     if pretrained := find_pretrained(config):
         size = step.preprocess.augment.crop_size or dataset.train.images.shape[2:]
         log_expected_input(pretrained.architecture, step.model, size, dataset.train)

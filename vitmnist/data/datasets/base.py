@@ -168,21 +168,14 @@ class Dataset:
             splits[name] = split.subset(rows.sort().values)
         return replace(self, **splits)
 
-    def describe_evaluation(self) -> str:
-        """Describe the split on which epochs are evaluated."""
-        return f"{self.eval_split_name} split, {len(self.eval_split):,} images"
-
     @cached_property
     def sha256(self) -> dict[str, str]:
         """A checksum of each tensor. Runs on the same data have the same checksums."""
-        return {
-            f"{name}_{part}": checksum
-            for name, split in self.splits.items()
-            for part, checksum in (
-                ("images", split.sha256 or hash_tensor(split.images)),
-                ("labels", hash_tensor(split.labels)),
-            )
-        }
+        checksums: dict[str, str] = {}
+        for name, split in self.splits.items():
+            checksums[f"{name}_images"] = split.sha256 or hash_tensor(split.images)
+            checksums[f"{name}_labels"] = hash_tensor(split.labels)
+        return checksums
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"

@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -117,11 +117,15 @@ class DecodingOptions(SizeOptions):
         """Return the value for `mode: auto`: rgb if any of a hundred images of the splits has colours, else grey."""
         if self.mode != ColorMode.auto:
             return {}
+        package = logging.getLogger("vitmnist.data")
+        level = package.level
+        package.setLevel(logging.ERROR)  # The images are listed again when the dataset is built.
         try:
-            with _silence_warnings():
-                encoded = self.list_images()
+            encoded = self.list_images()
         except (UserError, OSError):
-            return {"mode": "grey"}  # The error is raised again when the dataset is built.
+            return {"mode": "grey"}  # The error is raised again too.
+        finally:
+            package.setLevel(level)
         for name in sort_by_hash(chain.from_iterable(encoded.splits.values()))[:PROBED_IMAGES]:
             with suppress(DataError):  # It is reported when all images are decoded.
                 pixels = np.asarray(encoded.read(encoded.folder / name))
@@ -132,18 +136,6 @@ class DecodingOptions(SizeOptions):
     def list_images(self) -> EncodedImages:
         """List the images of each split, and log what is left out; raises `ConfigError` or `DataError`."""
         raise NotImplementedError
-
-
-@contextmanager
-def _silence_warnings() -> Iterator[None]:
-    """Log only errors of the package of datasets: images are listed twice, and warnings should appear once."""
-    package = logging.getLogger("vitmnist.data")
-    level = package.level
-    package.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        package.setLevel(level)
 
 
 def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:

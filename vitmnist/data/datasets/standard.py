@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -22,7 +22,6 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 """The files of a dataset in MNIST's format."""
 UINT8 = 0x08
 """The IDX code of unsigned bytes."""
-Images = TypeVar("Images")
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -38,7 +37,7 @@ def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     return _read_idx_files("mnist", files, DIGITS, sizes)
 
 
-def _idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
+def _load_idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
     """Load the dataset of a torchvision class; download or unpack only if one of its four files is missing."""
     raw = root / source / "raw"
     files = [raw / file for file in FILES]
@@ -73,8 +72,8 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} is damaged or no IDX file of bytes: {error}") from error
 
 
-def _read_cifar(classes: int, sizes: SizeOptions, root: Path) -> Dataset:
-    """Read CIFAR-10 or CIFAR-100 with torchvision; it compares the files with their published MD5."""
+def _load_cifar(classes: int, sizes: SizeOptions, root: Path) -> Dataset:
+    """Load CIFAR-10 or CIFAR-100 with torchvision; it compares the files with their published MD5."""
     from torchvision import datasets
 
     source = getattr(datasets, f"CIFAR{classes}")
@@ -86,7 +85,7 @@ def _read_cifar(classes: int, sizes: SizeOptions, root: Path) -> Dataset:
     return make_dataset(f"cifar{classes}", train_pair, test_pair, tuple(train.classes), sizes)
 
 
-def _download(source: Callable[..., Images], root: Path, files: list[str], folder: Path) -> Images:
+def _download(source: Callable[..., Any], root: Path, files: list[str], folder: Path) -> Any:
     """Return the dataset of a torchvision class, downloaded if it is not in `root`.
 
     Args:
@@ -107,7 +106,7 @@ def _download(source: Callable[..., Images], root: Path, files: list[str], folde
 
 # Fashion-MNIST (Xiao, Rasul, Vollgraf, arXiv:1708.07747) and Kuzushiji-MNIST (Clanuwat et al., arXiv:1812.01718)
 for name, source, classes in (("fashion_mnist", "FashionMNIST", GARMENTS), ("kmnist", "KMNIST", HIRAGANA)):
-    DATASETS.register(name, SizeOptions)(partial(_idx_dataset, name, source, classes))
+    DATASETS.register(name, SizeOptions)(partial(_load_idx_dataset, name, source, classes))
 # CIFAR-10, and CIFAR-100 with its 100 fine labels (Krizhevsky, 2009)
 for count in (10, 100):
-    DATASETS.register(f"cifar{count}", SizeOptions)(partial(_read_cifar, count))
+    DATASETS.register(f"cifar{count}", SizeOptions)(partial(_load_cifar, count))

@@ -1,7 +1,7 @@
-"""Checks whether a `DataLoader` can be replaced, rebuilds it with other arguments, and compares its batches."""
+"""Reads an original `DataLoader`: whether it can be replaced, its arguments, its samples, and batches to compare."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import (
@@ -17,6 +17,7 @@ from torch.utils.data import (
 from vitmnist.data.random_samples import has_set_epoch
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.runtime.random_state import preserve_random_state, seed_generators
+from vitmnist.store.read_in_chunks import count_reading_workers, read_in_chunks
 from vitmnist.store.tree import find_difference
 
 COMPARED_BATCHES = 3
@@ -28,9 +29,7 @@ COMPARED_SINGLE_SAMPLES = 32
 UPFRONT_SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 """The samplers that draw all indices of an epoch when the first index is requested."""
 
-
-class NoRowPerSampleError(DataError):
-    """A batch is not a tree of tensors whose rows depend on one sample each."""
+Chunk = TypeVar("Chunk")
 
 
 def check_replaceable(dataloader: object) -> None:
@@ -96,6 +95,14 @@ def fetch_samples(dataset: Any, indices: Sequence[int]) -> Any:
     if hasattr(dataset, "__getitems__"):
         return dataset.__getitems__(list(indices))
     return [fetch_sample(dataset.__getitem__, index) for index in indices]
+
+
+def read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample_nbytes: float) -> Iterator[Chunk]:
+    """Yield `read(indices)` for ranges that cover all samples, in worker processes if possible."""
+    dataset: Any = dataloader.dataset
+    workers = count_reading_workers(dataset, dataloader.num_workers)
+    context, worker_init_fn = dataloader.multiprocessing_context, dataloader.worker_init_fn
+    return read_in_chunks(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 
 
 def check_same_batches(

@@ -1,0 +1,135 @@
+"""Decodes the samples of a `DataLoader` once into rows of tensors, and gathers batches from the rows."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
+from vitmnist.errors import DataError, as_data_error
+from vitmnist.replacement.decoded_dataset import DecodedDataset, DeferredBatch
+from vitmnist.replacement.original_dataloader import collate_batch, fetch_samples, read_all
+from vitmnist.replacement.split_transforms import list_transforms
+from vitmnist.runtime.memory import check_fits
+from vitmnist.store.read_in_chunks import MapStyleDataset
+from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
+from vitmnist.store.tree import TreeStructure, find_difference, flatten_tree, iterate_paths, unflatten_tree
+
+
+class NoRowPerSampleError(DataError):
+    """A batch is not a tree of tensors whose rows depend on one sample each."""
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """Tensors with a row per sample, and the structure of a batch of them."""
+
+    tensors: tuple[Tensor, ...]
+    structure: TreeStructure
+
+    @classmethod
+    def from_batch(cls, batch: object, size: int) -> RowTensors | None:
+        """Flatten a batch. Returns None unless it has tensors, and each has `size` rows."""
+        leaves, structure = flatten_tree(batch)
+        for leaf in leaves:
+            # Gathering would lose the type of a subclass, and `requires_grad`.
+            is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
+            if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
+                return None
+        return cls(tuple(leaves), structure) if leaves else None
+
+    @property
+    def signature(self) -> list[str]:
+        """The path of each tensor in the batch, with its dtype and its shape per sample."""
+        pairs = zip(iterate_paths(self.structure.tree), self.tensors, strict=True)
+        return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
+
+    def gather(self, indices: Sequence[int]) -> Any:
+        """Gather a batch of samples. Raises `DataError` for an index out of range."""
+        first = ", ".join(map(str, list(indices)[:3]))
+        with as_data_error(f"samples have the indices 0 to {len(self.tensors[0]) - 1}, the sampler gives {first}, …"):
+            # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
+            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
+            gathered = gather_rows(self.tensors, rows)
+        return unflatten_tree(gathered, self.structure)
+
+
+class RowDataset(DecodedDataset):
+    """A decoded dataset that gathers each batch from rows of tensors.
+
+    Args:
+        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
+            then independent of random numbers that the loop draws before the first batch, for example for another
+            loader in a `zip`.
+    """
+
+    def __init__(self, original: MapStyleDataset, rows: RowTensors, draws_early: bool) -> None:
+        self.row_tensors, self.draws_early = rows, draws_early
+        super().__init__(original, list_transforms(original))
+
+    def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
+        return DeferredBatch(self.row_tensors.gather, indices)
+
+
+def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors | None:
+    """Decode all samples of a dataset into rows of tensors. Returns None if a batch has no row for each sample.
+
+    Args:
+        example: a batch of some samples.
+
+    Raises:
+        DataError: a sample cannot be read.
+        OutOfSpaceError: memory or disk is too small.
+        RandomSampleError: a sample is random.
+    """
+    dataset: Any = dataloader.dataset
+    size = len(dataset)
+    read = partial(_read_rows, dataset, dataloader.collate_fn, example)
+    sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
+    chunks = partial(read_all, dataloader, read, sample_nbytes)
+    if not options.folder:
+        check_fits("ram", sample_nbytes * size, torch.device("cpu"))
+    contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
+    files = [str(index) for index in range(len(example.tensors))]
+    with suppress(NoRowPerSampleError):
+        return RowTensors(store_rows(chunks, size, replace(options, fingerprint=contents), files), example.structure)
+    return None
+
+
+def _read_rows(
+    dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
+) -> tuple[Tensor, ...]:
+    """Decode samples into rows.
+
+    Raises:
+        RandomSampleError: a sample is random.
+        NoRowPerSampleError: samples differ in shape, or collating them is random or gives other rows than `example`.
+    """
+    with refuse_random_samples(dataset.__getitem__, indices, dataset):
+        samples = fetch_samples(dataset, indices)
+    if len({tuple(getattr(leaf, "shape", ()) for leaf in flatten_tree(sample)[0]) for sample in samples}) > 1:
+        raise NoRowPerSampleError
+    middle = 0 if collate is default_collate else len(samples) // 2
+    try:
+        batch, reason = call_and_check_random(
+            partial(collate_batch, collate, samples, indices), collate, always_repeat=False
+        )
+        rows = None if reason else RowTensors.from_batch(batch, len(indices))
+        # In half of the samples, a value that depends on the rest of a batch, such as a mean, would be another one.
+        for span in (slice(middle), slice(middle, None)) if middle else ():
+            half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
+            if not rows or not half or find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
+                raise NoRowPerSampleError
+    except DataError as error:  # These samples may never form a batch.
+        raise NoRowPerSampleError from error
+    if not rows or rows.signature != example.signature:
+        raise NoRowPerSampleError
+    return rows.tensors
