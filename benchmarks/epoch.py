@@ -72,7 +72,7 @@ def list_our_overrides(num_workers: list[int], compiling: bool) -> dict[str, lis
     }
     for workers in num_workers:
         overrides[f"disk, {workers} workers"] = ["data/loader=disk", f"data.loader.num_workers={workers}"]
-    for name in LOADERS.names():  # Add all other registered loaders with their default options.
+    for name in LOADERS.members():  # Add all other registered loaders with their default options.
         if name != "auto" and not any(re.match(rf"{name}\b", label) for label in overrides):
             overrides[name] = [f"data/loader={name}"]
     fast = ["data/loader=gpu_slice", "trainer=fast"]

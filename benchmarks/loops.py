@@ -44,13 +44,12 @@ def build_model(split: Split, device: torch.device, kind: type[ViT] = ViT) -> to
 def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainStep, Loader, Loader]:
     """Build the dataset, step and loaders of a run without records. `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
-    _, weights = trainer.load_initial_state()
     dataset, sampler = trainer.build_data()
-    step = trainer.build_step(dataset.train, sampler, weights, [])
-    train_loader, eval_loader, *_ = trainer.build_loaders(dataset, sampler, step, stack)
-    step.prepare(train_loader)
+    step = trainer.build_step(dataset.train, sampler, trainer.load_initial_weights())
+    loaders = stack.enter_context(trainer.build_loaders(dataset, sampler, step))
+    step.prepare(loaders.train)
     trainer.distribute(step)
-    return dataset, step, train_loader, eval_loader
+    return dataset, step, loaders.train, loaders.eval
 
 
 class ResidentBatch(Loader):

@@ -141,7 +141,7 @@ def test_a_split_of_the_wrong_dtype_or_shape_is_refused() -> None:
 
 def test_a_registered_name_is_not_taken_again() -> None:
     """This also holds for a `partial`, which has no name."""
-    DATASETS.names()
+    DATASETS.members()
     with pytest.raises(ValueError, match="data/dataset: 'fashion_mnist' is registered already"):
         DATASETS.register("fashion_mnist")(load_dataset)
 
@@ -168,7 +168,7 @@ def custom() -> Iterator[None]:
                 yield self.data.read(indices, epoch)
 
     yield
-    del LOADERS.import_package()["custom"]
+    del LOADERS._members["custom"]
 
 
 @pytest.mark.usefixtures("custom")

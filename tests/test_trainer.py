@@ -1,10 +1,8 @@
-"""A run: short stages, few frames, its device, its memory, tied weights and the seeds of its ranks."""
+"""A run: its device, its memory, its loaders, tied weights and the seeds of its ranks."""
 
-import inspect
 import shutil
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import ANY, Mock, call
 
 import numpy as np
@@ -15,7 +13,6 @@ from torch import nn
 
 from tests.conftest import Printed, Train, assert_same_run, assert_same_weights, result_of
 from tests.support.fake_queue import simulate_gpus
-from vitmnist.config.compose import compose
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
@@ -24,9 +21,7 @@ from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.runtime.world import World
-from vitmnist.trainer import Trainer
-from vitmnist.training.loop import train_epoch
+from vitmnist.runtime.random_state import seed_rank
 
 
 def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_built(
@@ -38,7 +33,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, calls.build))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, calls.build)})
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -78,12 +73,6 @@ def test_an_error_in_the_set_up_closes_the_loaders(
     assert close.call_count == 2
 
 
-def test_the_training_loop_and_the_stages_before_it_fit_on_a_screen() -> None:
-    assert all(len(inspect.getsource(loop).splitlines()) <= 50 for loop in (train_epoch, Trainer.fit))
-    for stage in (Trainer.build_data, Trainer.build_step, Trainer.build_loaders, Trainer.distribute):
-        assert len(inspect.getsource(stage).splitlines()) <= 20, stage
-
-
 def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
     for epoch in result_of(runs / "whole")["epochs"]:
         assert epoch.keys() - {"epoch", "first_of_start", "ended_at", "steps"} == build_epoch_table().keys()
@@ -93,7 +82,7 @@ def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    monkeypatch.setitem(MODELS.import_package(), "cnn", dropping)
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": dropping})
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
@@ -106,7 +95,7 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
     """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
     shutil.copytree(runs / "cut", tmp_path / "cut")
     count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
-    monkeypatch.setitem(METRICS.import_package(), "labelled", count)
+    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"labelled": count})
     printed = succeed("resume=cut", "max_minutes=null")
     assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
     assert_same_weights(runs / "whole", tmp_path / "cut")
@@ -130,7 +119,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, Tied))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, Tied)})
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])
@@ -139,9 +128,7 @@ def test_tied_weights_are_trained_saved_and_evaluated(
 def test_no_rank_has_the_seed_of_an_epoch() -> None:
     seeds = []
     for rank in range(3):
-        world = World()
-        world.rank = rank
-        Trainer.distribute(SimpleNamespace(world=world, device=torch.device("cpu"), config=compose(["seed=7"])), Mock())
+        seed_rank(7, rank)
         seeds.append(torch.initial_seed() % 2**32)  # Torch's generator uses only these bits.
     orders = [np.random.SeedSequence(7, spawn_key=(epoch,)).generate_state(1)[0] for epoch in range(3)]
     assert len({*seeds, *orders}) == 6

@@ -1,4 +1,4 @@
-"""Registries: the metrics, or the members of a config group, by name."""
+"""Registries: what modules register by name, such as the metrics or the members of a config group."""
 
 from __future__ import annotations
 
@@ -16,16 +16,50 @@ from vitmnist.errors import ConfigError, format_error, suggest_names
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# The group of entry points in which an installed package lists the modules that register its members.
-ENTRY_POINT_GROUP = "vitmnist.members"
-
 log = logging.getLogger(__name__)
 
+Declaration = TypeVar("Declaration")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Options = TypeVar("Options")
 P = ParamSpec("P")
 Built = TypeVar("Built")
-Options = TypeVar("Options")
 Builder = Callable[Concatenate[Any, P], Built]
 """A class or function that builds a member from its options and further arguments."""
+
+
+class Registry(Generic[Declaration, Function]):
+    """Classes or functions by name, each with a declaration: the registry `group` in messages.
+
+    The modules of `package` register them. Modules of installed packages can register more.
+    """
+
+    def __init__(self, group: str, package: str) -> None:
+        self.group, self.package = group, package
+        self._members: dict[str, tuple[Declaration, Function]] = {}
+
+    def register(self, name: str, declaration: Declaration) -> Callable[[Function], Function]:
+        """Decorator that registers a class or function, which `declaration` describes, under `name`."""
+
+        def decorate(function: Function) -> Function:
+            member = self._members.get(name)
+            # The same definition may register again: in a notebook, or in a module whose first import failed.
+            if member and _definition(member[1]) != _definition(function):
+                raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
+            self._members[name] = (declaration, function)
+            return function
+
+        return decorate
+
+    def members(self) -> dict[str, tuple[Declaration, Function]]:
+        """Return the declaration and the function of every member, by name, sorted."""
+        import_members(self.package)
+        import_installed()
+        return dict(sorted(self._members.items()))
+
+    def find(self, name: object) -> tuple[Declaration, Function] | None:
+        """Return a member; installed packages are imported only if the package has no such member."""
+        import_members(self.package)
+        return self._members.get(str(name)) or self.members().get(str(name))
 
 
 @dataclass
@@ -33,58 +67,31 @@ class NoOptions:
     """The options class of members without options."""
 
 
-class Registry(Generic[P, Built]):
-    """Functions and classes by name, which modules of a package and of installed packages register.
+class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generic[Options, P, Built]):
+    """The members of a config group, such as `data/loader`.
 
-    A configuration selects a member of a group by `name`; no value of a configuration is ever imported.
-    `Registry[[A, B], C]` has members that build a C from (options, A, B).
-
-    Args:
-        group: the name of the registry in messages: `metrics`, or a config group such as `data/loader`.
-        package: the package whose modules register members. They are imported when a member is first requested.
+    A configuration selects a member by `name`; no value of a configuration is ever imported. A member declares the
+    dataclass of its options, whose fields are the other keys of its YAML file.
+    `ConfigGroup[Base, [A, B], C](group, package, Base)` has members that build a C from (options, A, B). Their options
+    derive from `Base`, by default `object`.
     """
 
-    def __init__(self, group: str, package: str) -> None:
-        self.group, self.package = group, package
-        self._registered: dict[str, tuple[Any, Builder[P, Built]]] = {}
+    def __init__(self, group: str, package: str, base: type[Options] = object) -> None:  # type: ignore[assignment]
+        super().__init__(group, package)
+        self.base = base
 
-    def register(self, name: str, declaration: Any = NoOptions) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
-        """Decorator that registers a class or function under `name`; `build` calls it with (options, *args).
-
-        Args:
-            declaration: a dataclass whose fields are the keys of the member's YAML file, except `name`; for a metric,
-                its description.
-        """
-
-        def decorate(builder: Builder[P, Built]) -> Builder[P, Built]:
-            registered = self._registered.get(name)
-            # The same definition may register again: in a notebook, or in a module whose first import failed.
-            if registered and _definition(registered[1]) != _definition(builder):
-                raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._registered[name] = (declaration, builder)
-            return builder
-
-        return decorate
-
-    def import_package(self) -> dict[str, tuple[Any, Builder[P, Built]]]:
-        """Import the modules of the package; return the members registered so far by name."""
-        import_members(self.package)
-        return self._registered
-
-    def import_all(self) -> dict[str, tuple[Any, Builder[P, Built]]]:
-        """Import the modules of the package and of installed packages; return the members by name, sorted."""
-        import_installed()
-        return dict(sorted(self.import_package().items()))
-
-    def names(self) -> list[str]:
-        return list(self.import_all())
+    def register(
+        self, name: str, options_type: type[DataclassInstance] = NoOptions
+    ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
+        """Decorator that registers a class or function of (options, *args) under `name`."""
+        return super().register(name, options_type)
 
     def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""
-        member = self._find(config.get("name"))
+        member = self.find(config.get("name"))
         return {**asdict(member[0]()), **config} if member else dict(config)
 
-    def resolve(self, config: object, key: str | None = None) -> tuple[Builder[P, Built], DataclassInstance]:
+    def resolve(self, config: object, key: str | None = None) -> tuple[Builder[P, Built], Options]:
         """Return the class or function that is registered as `config["name"]`, and its validated options.
 
         Args:
@@ -97,32 +104,25 @@ class Registry(Generic[P, Built]):
 
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(config, Mapping):
-            raise ConfigError(f"{key}={config}: must be {{name: NAME}}; {suggest_names(str(config), self.names())}")
-        options = dict(config)
-        name = options.pop("name", None)
-        if not (member := self._find(name)):
-            reasons = [suggest_names(str(name), self.names()), *import_installed()]
+            raise ConfigError(f"{key}={config}: must be {{name: NAME}}; {suggest_names(str(config), self.members())}")
+        values = dict(config)
+        name = values.pop("name", None)
+        if not (member := self.find(name)):
+            reasons = [suggest_names(str(name), self.members()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
-        return member[1], validate(member[0], options, key)
-
-    def resolve_options(self, config: Mapping[str, Any], base: type[Options]) -> Options:
-        """Return the validated options as `resolve` does; raises `ConfigError` if they do not derive from `base`."""
-        _, options = self.resolve(config)
-        if not isinstance(options, base):
+        options_type, builder = member
+        options = validate(options_type, values, key)
+        if not isinstance(options, self.base):
             raise ConfigError(
-                f"{self.group}={config['name']}: its options, {type(options).__name__}, must derive from "
-                f"{base.__module__}.{base.__name__}"
+                f"{self.group}={name}: its options, {options_type.__name__}, must derive from "
+                f"{self.base.__module__}.{self.base.__name__}"
             )
-        return options
+        return builder, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:
         """Build the member `config["name"]` from its options and the arguments; raises the errors of `resolve`."""
         builder, options = self.resolve(config)
         return builder(options, *args, **kwargs)
-
-    def _find(self, name: object) -> tuple[Any, Builder[P, Built]] | None:
-        """Return a member; installed packages are imported only if the package has no such member."""
-        return self.import_package().get(str(name)) or self.import_all().get(str(name))
 
 
 def _definition(builder: Callable[..., object]) -> tuple[str, str]:
@@ -139,9 +139,9 @@ def import_members(package: str) -> None:
 
 @cache
 def import_installed() -> list[str]:
-    """Import the modules that installed packages declare; log and return the failures."""
+    """Import the modules that installed packages declare as entry points; log and return the failures."""
     failures = []
-    for module in entry_points(group=ENTRY_POINT_GROUP):
+    for module in entry_points(group="vitmnist.members"):
         try:
             module.load()
         except Exception as error:

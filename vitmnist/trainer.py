@@ -2,16 +2,14 @@
 
 import logging
 import math
-import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,16 +20,17 @@ from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.loaders.auto import AutoOptions, select_loader
+from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
+from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS, OptimizerOptions
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.progress_bar import tqdm
+from vitmnist.runtime.random_state import seed_rank
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -50,7 +49,11 @@ from vitmnist.training.setup import (
     build_model,
     check_batch_norm,
     check_config,
+    check_eval_split,
+    check_model,
+    check_same_on_machines,
     find_pretrained,
+    prepare_splits,
     read_dataset,
     resolve_dataset_options,
 )
@@ -58,6 +61,15 @@ from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Loaders:
+    """The loaders of the epochs, and `data.loader` with the selected loader in place of `auto`."""
+
+    train: Loader
+    eval: Loader
+    config: Mapping[str, Any]
 
 
 class Trainer:
@@ -111,71 +123,72 @@ class Trainer:
         config, result, stop, world = self.config, self.result, self.stop, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
-        with stop, record_outcome(result, config, stop, world), ExitStack() as loggers, ExitStack() as loaders:
-            checkpoint, weights = self.load_initial_state()
-            if checkpoint:
-                result.epochs, result.resumed = checkpoint.epochs, True
+        with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
+            checkpoint = self.load_checkpoint()
+            weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
-            step = self.build_step(dataset.train, sampler, weights, result.epochs)
-            train_loader, eval_loader, loader_config, result.auto = self.build_loaders(dataset, sampler, step, loaders)
-            # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
-            step.prepare(train_loader)
-            self.distribute(step)
-            self.record_setup(dataset, step, train_loader)
-            checkpoints = CheckpointManager(self.folder, config, dataset, step, result, stop, world)
-            progress = self._create_progress(sampler)
-            if checkpoint:
-                checkpoints.restore(checkpoint, progress)
-            del checkpoint, weights  # Free their memory.
-            recorder = self.open_recorder(dataset, sampler, step, loggers)
-            result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
-
-            # From here on, a signal stops the run after the current step, so that progress can be saved.
-            stop.listen(deadline)
-            # A resumed run first completes the epoch in which it stopped.
-            while progress.accumulator.num_batches > 0 or not self.is_done():
-                with self.progress_bar(progress, len(train_loader) + len(eval_loader), checkpoints) as after_step:
-                    train_metrics = train_epoch(step, train_loader, progress, after_step)
-                    eval_metrics, predictions = evaluate(
-                        step.eval_model, eval_loader, step.preprocess, after_step, world
-                    )
-                recorder.add_epoch(progress, train_metrics, eval_metrics, predictions)
-                self.finish_epoch(recorder, checkpoints, predictions)
+            step = self.build_step(dataset.train, sampler, weights)
+            with self.build_loaders(dataset, sampler, step) as loaders:
+                # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
+                step.prepare(loaders.train)
+                self.distribute(step)
+                seed_rank(config.seed, world.rank)
+                self.record_setup(dataset, step, loaders.train)
+                checkpoints = CheckpointManager(config, dataset, step, result, stop, world)
                 progress = self._create_progress(sampler)
-            loaders.close()
-            del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
+                if checkpoint:
+                    checkpoints.restore(checkpoint, progress)
+                del checkpoint, weights  # Free their memory.
+                recorder = loggers.enter_context(self.open_recorder(dataset, sampler, step))
+                result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+
+                # From here on, a signal stops the run after the current step, so that progress can be saved.
+                stop.listen(deadline)
+                # A resumed run first completes the epoch in which it stopped.
+                while progress.accumulator.num_batches > 0 or not self.is_done():
+                    with self.progress_bar(progress, loaders, checkpoints) as after_step:
+                        train_metrics = train_epoch(step, loaders.train, progress, after_step)
+                        eval_metrics, predictions = evaluate(
+                            step.eval_model, loaders.eval, step.preprocess, after_step, world
+                        )
+                    recorder.add_epoch(progress, train_metrics, eval_metrics, predictions)
+                    self.finish_epoch(recorder, checkpoints, predictions)
+                    progress = self._create_progress(sampler)
+            del loaders.train, loaders.eval  # Free the samples: the test split may not fit next to them.
             self.finish_training(checkpoints)
-            result.test = self.evaluate_on_test(dataset, step, checkpoints, loader_config)
+            result.test = self.evaluate_on_test(dataset, step, checkpoints, loaders.config)
         log_bottleneck(result)
         return result
 
-    def load_initial_state(self) -> tuple[Checkpoint | None, Mapping[str, Tensor] | None]:
-        """Load the checkpoint to resume from; without one, the weights that `init` or `model.weights` names.
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Load the checkpoint to resume from, and its epochs into `result`; None for a run from the beginning."""
+        if not self.config.resume:
+            return None
+        checkpoint = read_checkpoint_to_resume(self.config, self.folder, self.world)
+        if checkpoint:
+            self.result.epochs, self.result.resumed = checkpoint.epochs, True
+        return checkpoint
 
-        Raises:
-            ConfigError: a key that must not change on resuming differs, or the weights do not exist.
-            DataError: the checkpoint or the weights cannot be read.
-        """
-        config, world, pretrained = self.config, self.world, find_pretrained(self.config)
-        if config.resume and (checkpoint := read_checkpoint_to_resume(config, self.folder, world)):
-            return checkpoint, None
+    def load_initial_weights(self) -> Mapping[str, Tensor] | None:
+        """Load the weights that `init` or `model.weights` names; None if neither does."""
+        config, pretrained = self.config, find_pretrained(self.config)
+        if config.init and pretrained:
+            raise ConfigError("init and model.weights both name initial weights; set one of them to null")
         if config.init:
-            if pretrained:
-                raise ConfigError("init and model.weights both name initial weights; set one of them to null")
-            return None, world.broadcast_object(partial(storage.read_initial_weights, config.init))
+            return self.world.broadcast_object(partial(storage.read_initial_weights, config.init))
         if pretrained:
             read = partial(storage.read_initial_weights, str(pretrained.weights), "model.weights")
-            return None, world.broadcast_object(pretrained.download if pretrained.weights == "default" else read)
-        return None, None
+            return self.world.broadcast_object(pretrained.download if pretrained.weights == "default" else read)
+        return None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
-        """Read the dataset, and build the sampler for this rank's part of the training batches.
-
-        Raises `ConfigError` if values are unknown or do not fit together, `DataError` if the data cannot be read.
-        """
+        """Read the dataset, and build the sampler for this rank's part of the training batches."""
         config, world = self.config, self.world
-        check_config(config, self.device)
-        dataset = read_dataset(config, world)
+        check_config(config)
+        check_model(config, self.device)
+        dataset = prepare_splits(read_dataset(config, world), config)
+        check_eval_split(dataset, config)
+        check_same_on_machines(dataset, config, world)
         sampler = build_sampler(
             len(dataset.train),
             config.batch_size,
@@ -188,10 +201,8 @@ class Trainer:
         )
         return dataset, sampler
 
-    def build_step(
-        self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None, epochs: list[EpochRecord]
-    ) -> TrainStep:
-        """Build model, loss, optimizer, schedule and training step; the run appends the epochs that it completes."""
+    def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
+        """Build model, loss, optimizer, schedule and training step."""
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
@@ -199,9 +210,9 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
-        layer_decay = OPTIMIZERS.resolve_options(config.optimizer, OptimizerOptions).layer_decay
-        frozen = scale_learning_rates(optimizer, model, config.lr_scale, layer_decay)
-        get_history = partial(self.monitor.history, epochs)
+        _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
+        frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
+        get_history = partial(self.monitor.history, self.result.epochs)  # The run appends its epochs.
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
@@ -218,26 +229,21 @@ class Trainer:
             log.info("trainer options chosen for %s:\n%s", device, options.describe())
         return options
 
-    def build_loaders(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, loaders: ExitStack
-    ) -> tuple[Loader, Loader, Mapping[str, Any], dict[str, Any] | None]:
-        """Build the training and evaluation loaders; `loaders` closes them.
-
-        Returns:
-            Both loaders, `data.loader` with the selected loader in place of `auto`, and the selection for the record.
-        """
-        loader_config, train_loader = self.config.data.loader, None
-        auto: dict[str, Any] = {}
-        options = LOADERS.resolve(loader_config)[1]
+    @contextmanager
+    def build_loaders(self, dataset: Dataset, sampler: EpochSampler, step: TrainStep) -> Iterator[Loaders]:
+        """Build the training and evaluation loaders for the block; with `auto`, rank 0 records the selection."""
+        config, train_loader = self.config.data.loader, None
+        _, options = LOADERS.resolve(config)
         if isinstance(options, AutoOptions):
+            name = ""
             if self.world.is_main:
-                auto, train_loader = self._time_loaders(options, dataset.train, sampler, step)
-            loader_config = options.candidate_config(self.world.broadcast_object(lambda: auto["name"]))
+                selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
+                self.result.auto, name = asdict(selection), selection.name
+            config = options.candidate_config(self.world.broadcast_object(lambda: name))
         if train_loader is None:  # Only rank 0 has timed the loaders.
-            train_loader = LOADERS.build(loader_config, dataset.train, sampler, self.device)
-        loaders.enter_context(train_loader)
-        eval_loader = loaders.enter_context(self._build_eval_loader(dataset.eval_split, loader_config, step))
-        return train_loader, eval_loader, loader_config, auto or None
+            train_loader = LOADERS.build(config, dataset.train, sampler, self.device)
+        with train_loader, self._build_eval_loader(dataset.eval_split, config, step) as eval_loader:
+            yield Loaders(train_loader, eval_loader, config)
 
     def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
         """Build a loader that delivers this rank's part of a split in order."""
@@ -250,7 +256,7 @@ class Trainer:
 
     def _time_loaders(
         self, options: AutoOptions, train: Split, sampler: EpochSampler, step: TrainStep
-    ) -> tuple[dict[str, Any], Loader]:
+    ) -> tuple[LoaderSelection, Loader]:
         """Time the loaders with the training step, and restore its state; return the selection and its loader."""
 
         def make_candidate(loader: Loader) -> LoaderCandidate:
@@ -261,20 +267,12 @@ class Trainer:
         with step.preserved_state():
             selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
         log.info("expected time per loader\n%s", selection.format_table())
-        return asdict(selection), loader
+        return selection, loader
 
     def distribute(self, step: TrainStep) -> None:
-        """Connect the ranks for training, and seed their generators."""
+        """Connect the ranks for training."""
         self.world.connect(self.device, self.config.distributed.timeout_s)
         step.distribute(self.world)
-        seed = self.config.seed
-        if self.world.rank:
-            # Ranks need different dropout. `seed + rank` would collide with the seed of another run. The sampler uses
-            # the keys (epoch,), and the augmentation the keys (epoch, 1).
-            seed = int(np.random.SeedSequence(seed, spawn_key=(self.world.rank, 2)).generate_state(1, np.uint64)[0])
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
 
     def record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
         """Record and log the dataset, the selected loader, the options of the step and the environment."""
@@ -297,22 +295,22 @@ class Trainer:
         """Create the progress of the next epoch, before its first batch."""
         return EpochProgress(len(self.result.epochs), sampler, self.device, self.config.log.every_steps, self.world)
 
-    def open_recorder(
-        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep, loggers: ExitStack
-    ) -> RunRecorder:
-        """Remove records newer than the checkpoint, and open the loggers; `loggers` closes them."""
-        folder, result, world = self.folder, self.result, self.world
+    @contextmanager
+    def open_recorder(self, dataset: Dataset, sampler: EpochSampler, step: TrainStep) -> Iterator[RunRecorder]:
+        """Remove records newer than the checkpoint, and open the loggers for the block."""
+        folder, result, world, metric = self.folder, self.result, self.world, self.monitor.metric
         reset_peak_memory(self.device)  # The peak excludes the set-up.
-        opened = []
-        if world.is_main:
-            opened = [loggers.enter_context(LOGGERS.build(config, folder, result)) for config in self.logger_configs]
-            result.write_config()
-            result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
-            for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
-                (folder / name).unlink(missing_ok=True)
         draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-        classes = dataset.train.classes
-        return RunRecorder(self.config, result, world, self.device, self.monitor.metric, classes, opened, draw_images)
+        with ExitStack() as stack:
+            loggers = []
+            if world.is_main:
+                loggers = [stack.enter_context(LOGGERS.build(config, folder, result)) for config in self.logger_configs]
+                result.write_config()
+                result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
+                for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
+                    (folder / name).unlink(missing_ok=True)
+            classes = dataset.train.classes
+            yield RunRecorder(self.config, result, world, self.device, metric, classes, loggers, draw_images)
 
     def is_done(self) -> bool:
         """Whether all epochs are done, or the last `patience` epochs in a row were no better than the best epoch."""
@@ -321,12 +319,12 @@ class Trainer:
 
     @contextmanager
     def progress_bar(
-        self, progress: EpochProgress, num_batches: int, checkpoints: CheckpointManager
+        self, progress: EpochProgress, loaders: Loaders, checkpoints: CheckpointManager
     ) -> Iterator[AfterStep]:
         """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
         bar = tqdm(
             desc=f"epoch {progress.epoch + 1}",
-            total=num_batches,
+            total=len(loaders.train) + len(loaders.eval),
             initial=progress.accumulator.num_batches,
             unit="batch",
             leave=False,

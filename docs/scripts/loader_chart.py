@@ -65,34 +65,37 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
     longest = max(time.high for by_loader in times.values() for time in by_loader.values())
     with rc_context({"hatch.linewidth": 1.5, "font.size": 13.5, "text.color": text}):
         figure = Figure(figsize=(12, 4.5), facecolor=BACKGROUNDS[theme])
-        titles = []
+        ratios, slowest = [], ""
         for number, (size, by_loader) in enumerate(times.items()):
             axes = figure.add_axes((0.145 + number * 0.86 / len(times), 0.15, 0.8 / len(times), 0.58))
             axes.text(0, -0.8, f"batch size {size}", va="center", weight="bold")
-            fastest, slowest = min(by_loader, key=by_loader.__getitem__), max(by_loader, key=by_loader.__getitem__)
+            fastest, slowest = min(by_loader.values()), max(by_loader, key=by_loader.__getitem__)
             for position, (loader, time) in enumerate(by_loader.items()):
                 waiting = time.waiting * (time.waiting >= MIN_SHARE * time.seconds)
                 colour = slow if loader == slowest else other
                 axes.barh(position, waiting, 0.66, facecolor="none", edgecolor=colour, hatch="///")
                 axes.barh(position, time.seconds - waiting, 0.66, left=waiting, color=colour, edgecolor=colour)
                 reach = [[time.seconds - time.low], [time.high - time.seconds]]
-                axes.errorbar(time.seconds, position, xerr=reach, color=text, linewidth=1.2, capsize=4)
+                # An edge in the colour of the background separates whiskers from the bar.
+                for line, width in ((BACKGROUNDS[theme], 4), (text, 1.2)):
+                    axes.errorbar(time.seconds, position, xerr=reach, color=line, lw=width, capthick=width, capsize=4)
                 end, weight = f"{format_seconds(time.seconds)} s", "normal"
                 if loader == slowest:
-                    ratio, weight = printed_ratio(time.seconds, by_loader[fastest].seconds), "bold"
-                    end += f"  {ratio}×"
-                    titles.append(f"At batch size {size}, {loader} takes {ratio} times as long as {fastest}")
+                    ratios.append(printed_ratio(time.seconds, fastest.seconds))
+                    end, weight = f"{end}  {ratios[-1]}×", "bold"
                 axes.text(time.high + 0.02 * longest, position, end, va="center", weight=weight)
                 if not number:
                     label = LABELS.get(loader, loader)
                     axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1.1)
             axes.set(xlim=(0, 1.4 * longest), ylim=(len(by_loader) - 0.4, -1.2))
             axes.axis("off")
-        figure.text(0.012, 0.92, titles[0], fontsize=18, weight="bold")
+        low, high = min(ratios, key=float), max(ratios, key=float)
+        title = f"{slowest} takes {low} to {high} times as long as the fastest loader"
+        figure.text(0.012, 0.92, title, fontsize=18, weight="bold")
         figure.text(0.012, 0.85, SUBTITLE)
         figure.text(0.012, 0.04, CAPTION, fontsize=12)
         keys = [Patch(fill=False, hatch="////", edgecolor=other, label="waiting for data")]
-        keys.append(Patch(color=other, label="training and evaluation"))
+        keys.append(Patch(color=other, label="training steps and evaluation"))
         figure.legend(handles=keys, ncols=2, loc="center left", bbox_to_anchor=(0.003, 0.79), frameon=False)
     return figure
 

@@ -196,7 +196,7 @@ def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options
     assert (float(strengths.min()), float(strengths.max())) == pytest.approx((0.2, 0.5))
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS.names() if not isinstance(built(name), Mixing)])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS.members() if not isinstance(built(name), Mixing)])
 def test_an_image_changes_in_the_same_way_in_any_batch(name: str) -> None:
     """The images are so small that they are not processed one by one."""
     source = images(40)

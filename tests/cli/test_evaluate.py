@@ -51,7 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluation_finds_the_accuracy_that_the_run_recorded(trained: Path, output_of: Printed) -> None:
     printed = json.loads(output_of(evaluate_main, "run", "--json", folder=trained))
     recorded = result_of(trained / "run")["epochs"][-1]
-    assert {name: printed[name] for name in METRICS.names()} == {n: recorded[f"eval_{n}"] for n in METRICS.names()}
+    assert {name: printed[name] for name in METRICS.members()} == {n: recorded[f"eval_{n}"] for n in METRICS.members()}
     assert printed["images"] == sum(map(sum, printed["confusion_matrix"])) == 300
     assert [row["class"] for row in printed["classes"]] == list("0123456789")
     table = output_of(evaluate_main, "run", "data.dataset.test_size=100", folder=trained)

@@ -29,13 +29,13 @@ FILES = sorted(CONF.rglob("*.yaml"))
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.group)
 def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
     folder = CONF / registry.group
-    assert sorted(file.stem for file in folder.glob("*.yaml")) == registry.names()
+    assert sorted(file.stem for file in folder.glob("*.yaml")) == [*registry.members()]
     for file in folder.glob("*.yaml"):
         values = yaml.safe_load(file.read_text())
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
-        options, _ = registry.import_package()[file.stem]
+        options, _ = registry.members()[file.stem]
         assert keys == {field.name for field in fields(options)}, file
         if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said
@@ -49,7 +49,7 @@ def test_a_module_is_found_by_being_in_its_package(tmp_path: Path, monkeypatch: 
         package = import_module(registry.package)
         monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
         import_members.cache_clear()
-        registry.names()
+        registry.members()
         assert sys.modules.pop(f"{registry.package}.added").__file__ == str(tmp_path / "added.py")
 
 
@@ -72,7 +72,7 @@ def test_every_file_opens_with_its_use_and_every_key_has_a_comment(file: Path) -
             assert "#" in line or lines[index - 1].lstrip().startswith("#"), f"{file.name}: {line}"
 
 
-@pytest.mark.parametrize("model", MODELS.names())
+@pytest.mark.parametrize("model", MODELS.members())
 @pytest.mark.parametrize("experiment", [file.stem for file in sorted((CONF / "experiment").glob("*.yaml"))])
 def test_every_experiment_takes_every_model(experiment: str, model: str) -> None:
     """It changes the options of a model only in a file for this model."""
@@ -119,6 +119,11 @@ def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -
 class Steps:
     cap: float
     factors: list[float] = config_field(at_least=0)
+
+
+def test_a_misspelled_bound_is_an_error_when_the_field_is_declared() -> None:
+    with pytest.raises(TypeError, match="atleast"):
+        config_field(atleast=0)
 
 
 def test_numbers_are_finite_and_elements_of_a_list_within_its_bounds() -> None:

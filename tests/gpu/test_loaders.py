@@ -38,7 +38,7 @@ def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
 
 # Build these during collection, so that an operation or preset that cannot be built is found without a GPU.
 AUGMENTS = {
-    **{name: Compose([{"name": name}]) for name in OPERATIONS.names()},
+    **{name: Compose([{"name": name}]) for name in OPERATIONS.members()},
     **{f"preset {name}": configured(f"data/augment={name}") for name in PRESETS if name != "none"},
 }
 

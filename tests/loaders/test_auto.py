@@ -46,7 +46,7 @@ class DirectLoader(Loader):
 @pytest.fixture
 def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restores the registry after the test."""
-    monkeypatch.setattr(LOADERS, "_registered", {**LOADERS.import_package()})
+    monkeypatch.setattr(LOADERS, "_members", LOADERS.members())
 
 
 @pytest.fixture
@@ -143,9 +143,8 @@ def test_a_run_with_auto_learns_the_same_weights(
     train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
-    monkeypatch.setitem(
-        MODELS.import_package(), "cnn", (CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts)))
-    )
+    model = CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")

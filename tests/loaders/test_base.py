@@ -36,7 +36,7 @@ PLAIN = [
     {"name": "gpu_slice"},
     {"name": "cache", "folder": "cache"},
     {"name": "disk", "num_workers": 0},
-    *({"name": name} for name in sorted({*LOADERS.names()} - BUILT_IN)),
+    *({"name": name} for name in sorted({*LOADERS.members()} - BUILT_IN)),
 ]
 CASES = [
     *((options, data) for options in PLAIN for data in DATA),

@@ -73,7 +73,7 @@ def test_a_model_has_an_output_for_each_class(
 ) -> None:
     """With more outputs, the model would train and predict classes that do not exist."""
     wrong = (CNNOptions, lambda options, shape, classes: CNN(options, shape, outputs))
-    monkeypatch.setitem(MODELS.import_package(), "cnn", wrong)
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": wrong})
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
 
@@ -101,7 +101,7 @@ class Wrapped(nn.Module):
 def test_a_bug_in_a_model_is_shown_with_its_traceback(
     build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, build)})
     ended = train_here(*sweep, *quick)
     assert ended.returncode == 1
     for part in ("Traceback", "test_models.py", "has no attribute 'missing'"):
@@ -128,10 +128,11 @@ def test_an_operation_without_a_deterministic_form_ends_the_run_with_the_key(
         return logits.put(torch.tensor([0]), torch.ones(1))
 
     if where == "loss":
-        monkeypatch.setitem(LOSSES.import_package(), "cross_entropy", (CrossEntropyOptions, lambda *args: put))
+        loss = CrossEntropyOptions, lambda *args: put
+        monkeypatch.setattr(LOSSES, "_members", LOSSES.members() | {"cross_entropy": loss})
     else:
-        function = put if where == "forward" else Put.apply
-        monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, lambda *args: Wrapped(CNN(*args), function)))
+        model = CNNOptions, lambda *args: Wrapped(CNN(*args), put if where == "forward" else Put.apply)
+        monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
     typed = ["data/loader=auto", "data.loader.seconds=0.1"] if "auto" in where else []
     printed = refuse(*quick, *typed, "trainer.deterministic=true")
     torch.use_deterministic_algorithms(False)

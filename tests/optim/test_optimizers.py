@@ -34,7 +34,7 @@ def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused
 
 def test_options_must_derive_from_the_base_class_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """It declares what they may define, such as `follows_monitor`."""
-    monkeypatch.setitem(SCHEDULES.import_package(), "flat", (NoOptions, lambda *arguments: 1.0))
+    monkeypatch.setattr(SCHEDULES, "_members", SCHEDULES.members() | {"flat": (NoOptions, lambda *arguments: 1.0)})
     message = r"schedule=flat: its options, NoOptions, must derive from vitmnist\.optim\.schedules\.ScheduleOptions"
     with pytest.raises(ConfigError, match=f"^{message}$"):
         build_schedule({"name": "flat"}, 1, 1)

@@ -72,7 +72,7 @@ def test_the_last_value_of_the_best_epoch_is_the_value_in_the_report(tmp_path: P
         result.epochs.append({"epoch": epoch, "eval_acc": accuracy, "ended_at": 1e9, "steps": []})
         board.add_epoch(result.epochs[-1])
     shown = events(tmp_path)
-    assert [event.value for event in shown.Scalars("eval/best_acc")] == [70.0, 90.0, 90.0]
+    assert [event.value for event in shown.Scalars("train_end/best_acc")] == [70.0, 90.0, 90.0]
     assert [event.value for event in shown.Scalars("eval/acc")] == [70.0, 90.0, 80.0]
 
 

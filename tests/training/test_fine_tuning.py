@@ -172,7 +172,7 @@ def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_s
     quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     timm = pytest.importorskip("timm")
-    monkeypatch.setattr(MODELS, "_registered", {**MODELS.import_package()})
+    monkeypatch.setattr(MODELS, "_members", MODELS.members())
     MODELS.register("tuned")(Tuned)
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "tuned.yaml").write_text("name: tuned\n")

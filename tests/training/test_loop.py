@@ -187,7 +187,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("operation", OPERATIONS.names())
+@pytest.mark.parametrize("operation", OPERATIONS.members())
 def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, reads: list[str]) -> None:
     model, loader, counts = make_model(), make_loader(tiny), []
     step = make_step(model, tiny, augment=Compose([{"name": operation}]))
@@ -203,7 +203,7 @@ def test_a_save_waits_for_the_device_once(tiny: Dataset, reads: list[str], monke
     monkeypatch.setattr(storage, "write_checkpoint", lambda *arguments: None)
     result, step = Result(folder=Path(), dataset={"sha256": {}}), make_step(make_model(), tiny)
     config = validate(Config, compose([]))
-    checkpoints = CheckpointManager(Path(), config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
+    checkpoints = CheckpointManager(config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
     reads.clear()
     checkpoints.save(None)
     assert reads == ["__bool__"]

@@ -111,7 +111,7 @@ def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, classes))
 
-    monkeypatch.setitem(MODELS.import_package(), "cnn", (CNNOptions, build))
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, build)})
     # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
     ended = train_here(*quick, "batch_size=14", "trainer.micro_batch=4")
     assert ended.stderr == (
@@ -145,9 +145,8 @@ def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `trainer.compile=auto`, the run is the same as without compiling."""
-    monkeypatch.setitem(
-        MODELS.import_package(), "cnn", (CNNOptions, lambda options, shape, classes: Branching(784, classes))
-    )
+    model = CNNOptions, lambda options, shape, classes: Branching(784, classes)
+    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; set trainer.compile=false", printed)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64  # The published constant, as a signed int64.
 NUMBERS_PER_BOX = 4  # `draw_boxes` uses this many numbers per image; its callers use the indices from here on.
@@ -81,7 +81,7 @@ class Mixing(nn.Module):
         return (1 - u ** (1 / self.alpha)).float()
 
 
-OPERATIONS: Registry[[], Operation | Mixing] = Registry("data.augment.operations", __package__)
+OPERATIONS = ConfigGroup[object, [], Operation | Mixing]("data.augment.operations", __package__)
 
 
 def draw_keys(sampler: EpochSampler, epoch: int, device: torch.device, start: int = 0) -> Tensor:

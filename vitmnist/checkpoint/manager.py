@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
-from vitmnist.config.schema import Config, fill_defaults, find_keys, flatten_keys, is_under, may_change, to_json_values
+from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
@@ -52,6 +52,15 @@ class Checkpoint:
     rng: list[dict[str, Any]]
     progress: dict[str, Any] | None = None
 
+    def to_state(self) -> dict[str, Any]:
+        """Return the fields by name, as `storage` writes them. Unlike `asdict`, this copies no tensors."""
+        return {option.name: getattr(self, option.name) for option in fields(self)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Checkpoint":
+        """Create a checkpoint from the result of `to_state`; keys that its configuration lacks get their defaults."""
+        return cls(**state | {"config": fill_defaults(state["config"])})
+
 
 @dataclass(eq=False)
 class CheckpointManager:
@@ -60,7 +69,6 @@ class CheckpointManager:
     A checkpoint does not depend on the number of ranks: all ranks have the same weights, and their sums are combined.
     """
 
-    folder: Path
     config: Config
     dataset: Dataset
     step: TrainStep
@@ -89,19 +97,19 @@ class CheckpointManager:
             progress=progress.state_dict() if progress else None,
         )
         if self.world.is_main:
-            storage.write_checkpoint(self.folder, vars(checkpoint), is_best)
+            storage.write_checkpoint(self.result.folder, checkpoint.to_state(), is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
-        with storage.as_damaged_error(self.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
+        with storage.as_damaged_error(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
             saved = checkpoint.dataset_sha256
             if differing := [name for name, value in self._checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
             self.step.load_state_dict(checkpoint.step)
             if checkpoint.progress:
                 progress.load_state_dict(checkpoint.progress)
-            # Ranks added since the checkpoint keep the seed set in `Trainer.distribute`.
+            # Ranks added since the checkpoint keep the seed of `seed_rank`.
             if self.world.rank < len(checkpoint.rng):
                 RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
         log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
@@ -154,7 +162,7 @@ class CheckpointManager:
 
     def load_best_weights(self) -> None:
         """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
-        best = self.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
+        best = self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
         weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
         self.step.eval_model.load_state_dict(weights)
 
@@ -165,7 +173,7 @@ class CheckpointManager:
         # Copy each weight: safetensors refuses weights that share memory, such as tied weights.
         weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
         content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
-        write_atomic(self.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
+        write_atomic(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
 
 
 def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:
@@ -178,8 +186,8 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
     if state is None:
         return None
-    checkpoint = Checkpoint(**state | {"config": fill_defaults(state["config"])})
-    check_resumable(checkpoint.config, to_json_values(config))
+    checkpoint = Checkpoint.from_state(state)
+    check_resumable(checkpoint.config, config)
     started = len(checkpoint.epochs) + bool(checkpoint.progress)
     if config.epochs < started:
         raise ConfigError(
@@ -188,10 +196,10 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     return checkpoint
 
 
-def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
+def check_resumable(before: dict[str, Any], config: Config) -> None:
     """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
-    old, new = flatten_keys(before), flatten_keys(now)
-    allowed = find_keys(may_change, now)
+    old, new = flatten_keys(before), flatten_keys(to_json_values(config))
+    allowed = find_changeable_keys(config)
     changed = [
         f"{key}={new.get(key)} (it was {old.get(key)})"
         for key in sorted(old.keys() | new.keys())
@@ -206,7 +214,7 @@ def check_resumable(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:
     """Return the metadata of the weights, plain values: how to build the model, and how to read files for it."""
-    changeable = find_keys(may_change, asdict(config))
+    changeable = find_changeable_keys(config)
     return {
         "model": config.model,
         "shape": tuple(train.images.shape[1:]),

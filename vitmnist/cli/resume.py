@@ -7,7 +7,7 @@ from typing import Any
 
 from vitmnist.cli.arguments import without_keys
 from vitmnist.config import parse_key
-from vitmnist.config.schema import Config, find_keys, flatten_keys, is_ignored_in_comparison, is_under, to_json_values
+from vitmnist.config.schema import Config, find_ignored_keys, flatten_keys, is_under, to_json_values
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
@@ -55,7 +55,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     metric = find_metric(config.monitor, "monitor")
     is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)
     has_epochs_left = len(epochs) < config.epochs_to_train
-    ignored = find_keys(is_ignored_in_comparison)
+    ignored = find_ignored_keys()
     if is_exhausted and has_epochs_left:
         # A larger `epochs` alone does not continue a run that stopped early.
         ignored += ["epochs", "patience"]

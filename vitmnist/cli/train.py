@@ -10,6 +10,7 @@ import shlex
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,20 +60,29 @@ def main() -> None:
     """Run the command line. Rank 0 reads it, and runs a sweep or configures the run that all ranks train."""
     stop = StopSignal()
     with connected_ranks() as world, ExitStack() as resources:
-        run = None
-        if world.is_main and not print_information(sys.argv[1:]):
+        if world.broadcast_object(partial(print_information, sys.argv[1:])):
+            return
+        run = None  # The other ranks receive the run of rank 0.
+        if world.is_main:
             arguments = parse_arguments(sys.argv[1:])
             resources.enter_context(initialize_hydra())
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
-                run_sweep(arguments, values, hydra_values, stop)
-            elif run := configure_run(arguments, values, hydra_values, resources):
-                command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
-                resources.enter_context(results_in_message(run.folder, command))
-                configure_log(hydra_values.job_logging, hydra_values.verbose)
+                run_sweep(arguments, values, hydra_values, stop)  # It raises an error if there are other ranks.
+                return
+            run = configure_run(arguments, values, hydra_values, resources)
         run = broadcast_run(world, run)
-        if run:
-            train_run(import_trainer(), run, stop, world)
+        if world.broadcast_object(partial(print_if_completed, run.folder, run.config)):
+            return
+        if world.is_main:
+            command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
+            resources.enter_context(results_in_message(run.folder, command))
+            configure_log(hydra_values.job_logging, hydra_values.verbose)
+        else:
+            handler = logging.FileHandler(run.folder / f"rank-{world.rank}.log", encoding="utf-8")
+            handler.setFormatter(logging.Formatter(TIMED_FORMAT))
+            logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+        train_run(import_trainer(), run, stop, world)
 
 
 def print_information(argv: list[str]) -> bool:
@@ -92,15 +102,12 @@ def print_information(argv: list[str]) -> bool:
 
 def configure_run(
     arguments: Arguments, values: DictConfig, hydra_values: DictConfig, resources: ExitStack
-) -> ConfiguredRun | None:
+) -> ConfiguredRun:
     """Load or validate the configuration of a run, and lock its folder until `resources` are closed.
 
     Args:
         values: the composed configuration; a resumed run uses the recorded configuration instead.
         hydra_values: the section `hydra`; its `runtime.output_dir` is set.
-
-    Returns:
-        The run; None if it is completed.
     """
     folder, overrides = Path(hydra_values.run.dir), arguments.overrides
     is_resumed = arguments.resume is not None
@@ -114,8 +121,6 @@ def configure_run(
     else:
         config = validate(Config, values)
     resources.enter_context(locked_folder(folder, "hydra.run.dir", refuse_existing=arguments.resume is None))
-    if is_resumed and print_if_completed(folder, config):
-        return None
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(hydra_values.runtime):
         hydra_values.runtime.output_dir = str(folder.absolute())
@@ -124,19 +129,15 @@ def configure_run(
     return ConfiguredRun(config, folder.absolute(), recorded)
 
 
-def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun | None:
+def broadcast_run(world: World, run: ConfiguredRun | None) -> ConfiguredRun:
     """Send the run of rank 0 to all ranks. A rank keeps its own `data.root`, because it can be on another machine."""
     values: dict[str, Any] = {"folder": str(run.folder), "config": to_json_values(run.config)} if run else {}
     shared = world.broadcast_object(lambda: values)
-    if world.is_main or not shared:
+    if run:
         return run
     if roots := [text for text in sys.argv[1:] if parse_key(text) == "data.root"]:
         shared["config"]["data"]["root"] = compose(roots).data.root
-    folder = Path(shared["folder"])
-    handler = logging.FileHandler(folder / f"rank-{world.rank}.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter(TIMED_FORMAT))
-    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-    return ConfiguredRun(validate(Config, shared["config"]), folder, [])
+    return ConfiguredRun(validate(Config, shared["config"]), Path(shared["folder"]), [])
 
 
 def train_run(

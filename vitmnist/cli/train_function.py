@@ -15,6 +15,7 @@ from vitmnist.cli.arguments import parse_arguments, quote, to_overrides
 from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
+from vitmnist.cli.resume import print_if_completed
 from vitmnist.cli.train import configure_run, train_run
 from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
@@ -81,8 +82,8 @@ def _train(argv: list[str]) -> Result:
             if hydra_values.mode == RunMode.MULTIRUN:
                 raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
             run = configure_run(arguments, values, hydra_values, resources)
-            if run is None:  # The run is completed.
-                return Result.from_json(Path(hydra_values.run.dir).absolute() / "result.json")
+            if print_if_completed(run.folder, run.config):
+                return Result.from_json(run.folder / "result.json")
             resources.enter_context(run_log(run.folder))
             result = train_run(Trainer, run, stop)
             if stop.reason:  # The signal arrived too late to stop the run.

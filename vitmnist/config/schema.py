@@ -3,31 +3,23 @@
 Hydra composes `conf/*.yaml` over `Config`. The options of a registered member, such as a model or a loader, are a
 dataclass next to its code. This module does not import torch, so that `--help` answers at once.
 
-The metadata of a field describes its key, or all keys of its section:
-
-at_least, above, at_most, below   the bounds of a number, or of each number in a list, tuple or dict
-is_range     the value is a pair of numbers, the lower one first
-allows_auto  the value can also be `auto`; no other text is allowed
-registry     the key is a config group, whose members are registered at `module:NAME`; its key `name` chooses one
-affects      what the key changes: result (the default), rounding (at most this and the time), or nothing
-may_change   whether a resumed run may have another value; by default only if the key does not affect the result
-
 Give a new key a default only if it reproduces the old behaviour, because the default completes older records.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from vitmnist.config.validation import config_field, join_key, section
+from vitmnist.config.validation import KeyMetadata, config_field, get_metadata, join_key, section
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -154,48 +146,39 @@ class Config:
         return 1 if self.limit_batches else self.epochs
 
 
-def may_change(metadata: Mapping[str, Any]) -> bool:
-    """Whether a resumed run may have another value of a key."""
-    return bool(metadata.get("may_change", metadata.get("affects", "result") != "result"))
-
-
-def is_ignored_in_comparison(metadata: Mapping[str, Any]) -> bool:
-    """Whether a key affects neither the result nor the time, so that reports ignore it."""
-    return metadata.get("affects") == "nothing"
-
-
-def iterate_fields(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Yield each key with its field; a section comes before its keys."""
+def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[str, KeyMetadata]]:
+    """Yield each key with its metadata; a section comes before its keys."""
     for option in fields(schema):
         key = join_key(prefix, option.name)
-        yield key, option
+        yield key, get_metadata(option)
         if is_dataclass(option.default_factory):
-            yield from iterate_fields(option.default_factory, key)
+            yield from iterate_metadata(option.default_factory, key)
 
 
 def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its registry."""
-    for key, option in iterate_fields():
-        if "registry" in option.metadata:
-            yield key, resolve_name(option.metadata["registry"])
+    for key, metadata in iterate_metadata():
+        if metadata.registry:
+            yield key, resolve_name(metadata.registry)
 
 
-def find_keys(holds: Callable[[Mapping[str, Any]], bool], values: Mapping[str, Any] | None = None) -> list[str]:
-    """List the keys whose metadata satisfies a condition; with `values`, include the options of its members."""
-    keys = [*iterate_fields()]
-    for group, registry in iterate_registries() if values else ():
-        member: Any = values
-        for name in group.split("."):
-            member = member[name]
-        _, options = registry.resolve(member, group)
-        keys += iterate_fields(type(options), group)
-    return [key for key, option in keys if holds(option.metadata)]
+def find_ignored_keys() -> list[str]:
+    """List the keys and sections that affect neither the result nor the time, so that comparisons ignore them."""
+    return [key for key, metadata in iterate_metadata() if metadata.affects == "nothing"]
+
+
+def find_changeable_keys(config: Config) -> list[str]:
+    """List the keys and sections that a resumed run may change, with the options of its members."""
+    keys = [*iterate_metadata()]
+    for group, registry in iterate_registries():
+        _, options = registry.resolve(attrgetter(group)(config))
+        keys += iterate_metadata(type(options), group)
+    return [key for key, metadata in keys if metadata.may_change or metadata.affects != "result"]
 
 
 def to_json_values(config: DataclassInstance) -> dict[str, Any]:
     """Convert a configuration dataclass to JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
-    return plain
+    return dict(json.loads(json.dumps(asdict(config))))
 
 
 def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -215,19 +198,17 @@ def is_under(key: str, sections: Sequence[str]) -> bool:
 
 
 def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:
-    """Add the defaults of keys and options that are newer than the record, as JSON values."""
-    # Recorded keys keep their order; added keys follow.
+    """Add the defaults of keys and options that are newer than the record, after the recorded keys, as JSON values."""
     values = dict(recorded)
     for option in fields(schema):
         value = values.get(option.name)
         if is_dataclass(option.default_factory) and isinstance(value, Mapping):
             values[option.name] = fill_defaults(value, option.default_factory)
-        elif "registry" in option.metadata and isinstance(value, Mapping):
-            values[option.name] = {**value, **resolve_name(option.metadata["registry"]).with_defaults(value)}
+        elif (registry := get_metadata(option).registry) and isinstance(value, Mapping):
+            values[option.name] = {**value, **resolve_name(registry).with_defaults(value)}
         elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
             values[option.name] = option.default
-    completed: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return completed
+    return dict(json.loads(json.dumps(values, default=str)))
 
 
 def format_value(value: object) -> str:

@@ -6,9 +6,9 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from operator import ge, gt, le, lt
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from omegaconf import MISSING, EnumNode, OmegaConf, errors
 
@@ -23,17 +23,38 @@ Value = TypeVar("Value")
 AUTO = "auto"
 """The value of a key whose value the program chooses."""
 BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
-"""The comparison for each bound in the metadata of a field."""
+"""The comparison for each bound of `KeyMetadata`."""
 
 
-def config_field(default: Value = MISSING, **metadata: object) -> Value:
-    """Declare a key as a dataclass field; `vitmnist.config.schema` describes the metadata, such as `at_least=1`."""
-    return field(default=default, metadata=metadata)
+@dataclass(frozen=True)
+class KeyMetadata:
+    """What a field declares about its key, or about all keys of its section."""
+
+    # The bounds of a number, or of each number in a list, tuple or dict
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    is_range: bool = False  # The value is a pair of numbers, the lower one first.
+    allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
+    registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
+    affects: Literal["result", "rounding", "nothing"] = "result"  # Rounding includes the time.
+    may_change: bool = False  # A resumed run may have another value, although the key affects the result.
 
 
-def section(schema: Callable[[], Value], **metadata: object) -> Value:
+def config_field(default: Value = MISSING, **metadata: Any) -> Value:
+    """Declare a key as a dataclass field. The keywords are the fields of `KeyMetadata`, such as `at_least=1`."""
+    return field(default=default, metadata={"key": KeyMetadata(**metadata)})
+
+
+def section(schema: Callable[[], Value], **metadata: Any) -> Value:
     """Declare a section: the keys of a dataclass, or a dict with any keys."""
-    return field(default_factory=schema, metadata=metadata)
+    return field(default_factory=schema, metadata={"key": KeyMetadata(**metadata)})
+
+
+def get_metadata(option: Field[Any]) -> KeyMetadata:
+    """Return what a field declares about its key; a plain field declares nothing."""
+    return cast(KeyMetadata, option.metadata.get("key", KeyMetadata()))
 
 
 def validate(schema: type[Schema], values: Mapping[str, Any], key: str = "") -> Schema:
@@ -88,7 +109,7 @@ def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") 
         if is_dataclass(error.object_type) and not isinstance(error.child_node, EnumNode):
             (option,) = (option for option in fields(error.object_type) if option.name == error.key)
             group = full.replace(".", "/")
-            is_group = "registry" in option.metadata
+            is_group = get_metadata(option).registry
             reason = f"this is a config group; set {group}=NAME" if is_group else f"must be {_allowed_types(option)}"
         full += f"={'null' if error.value is None else error.value}"
     return f"{full}: {reason}" if full else reason
@@ -97,37 +118,37 @@ def describe_refused_value(error: errors.OmegaConfBaseException, key: str = "") 
 def _allowed_types(option: Field[Any]) -> str:
     """Format the types of a field as a user writes them, such as `int | auto | null`."""
     types = option.type if isinstance(option.type, str) else inspect.formatannotation(option.type)
-    return types.replace("None", "null").replace("str", AUTO if "allows_auto" in option.metadata else "str")
+    return types.replace("None", "null").replace("str", AUTO if get_metadata(option).allows_auto else "str")
 
 
 def _check_values(options: DataclassInstance, key: str) -> None:
     for option in fields(options):
-        value = getattr(options, option.name)
+        value, metadata = getattr(options, option.name), get_metadata(option)
         full = join_key(key, option.name)
         if is_dataclass(value) and not isinstance(value, type):
             _check_values(value, full)
-        elif "allows_auto" in option.metadata and isinstance(value, str):
+        elif metadata.allows_auto and isinstance(value, str):
             if value != AUTO:
                 raise ConfigError(f"{full}={value}: must be {_allowed_types(option)}")
         elif isinstance(value, list | tuple):
-            if "is_range" in option.metadata and (len(value) != 2 or value[0] > value[1]):
+            if metadata.is_range and (len(value) != 2 or value[0] > value[1]):
                 raise ConfigError(f"{full}={list(value)}: must be two numbers, the lower one first")
             for item in value:
-                _check_number(full, item, option.metadata)
+                _check_number(full, item, metadata)
         elif isinstance(value, dict):
             for name, item in value.items():
-                _check_number(join_key(full, name), item, option.metadata)
+                _check_number(join_key(full, name), item, metadata)
         else:
-            _check_number(full, value, option.metadata)
+            _check_number(full, value, metadata)
 
 
-def _check_number(key: str, value: object, metadata: Mapping[str, Any]) -> None:
+def _check_number(key: str, value: object, metadata: KeyMetadata) -> None:
     if not isinstance(value, int | float):
         return
     # Infinity would pass a lower bound.
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key}={value}: must be finite")
-    bounds = {name: bound for name, bound in metadata.items() if name in BOUNDS}
+    bounds = {name: bound for name in BOUNDS if (bound := getattr(metadata, name)) is not None}
     if not all(BOUNDS[name](value, bound) for name, bound in bounds.items()):
         allowed = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
         raise ConfigError(f"{key}={value}: must be {allowed}")

@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import DataConfig, flatten_keys, is_under
+from vitmnist.config.schema import DataConfig, flatten_keys, is_under, iterate_metadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -102,7 +102,7 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     trained_data = trained_config.data
     _, options = DATASETS.resolve(data.dataset)
     # The options that are marked as allowed to change on resuming locate the images.
-    locating = [option.name for option in fields(options) if option.metadata.get("may_change")]
+    locating = [key for key, metadata in iterate_metadata(type(options)) if metadata.may_change]
     if _get_location(data.dataset, locating) != _get_location(trained_data.dataset, locating):
         values = flatten_keys({"data": vars(data)})
         unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]

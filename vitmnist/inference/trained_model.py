@@ -160,7 +160,7 @@ class TrainedModel:
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}
         with make_loader(loader_name, images, batch_size=batch_size, device=self.device, **options) as loader:
             values, predictions = loop.evaluate(self.module, loader, self.preprocess)
-        metrics = {metric: values[f"eval_{metric}"] for metric in METRICS.names()}
+        metrics = {metric: values[f"eval_{metric}"] for metric in METRICS.members()}
         return Evaluation(self.weights, name if len(dataset.splits) > 1 else "all", images, predictions, metrics)
 
     def adapt_split(self, split: Split) -> Split:

@@ -134,7 +134,7 @@ def _build_candidate(
 
 def _loaders_to_try(options: AutoOptions) -> list[str]:
     """Return the names of the loaders to try, `ram` first and `cache` last."""
-    names = [name for name in LOADERS.names() if name != "auto"]
+    names = [name for name in LOADERS.members() if name != "auto"]
     for name in options.candidates or ():
         if name not in names:
             raise ConfigError(f"data.loader.candidates={name}: not known; {suggest_names(name, names)}")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
 LoadedBatch = tuple[Tensor, Tensor]
 """Images `[B, C, H, W]`, uint8 or normalised float32, and labels int64 `[B]`, both on the run's device. A batch can be
@@ -83,6 +83,6 @@ def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
             batches.close()
 
 
-LOADERS: Registry[[SampleSource, EpochSampler, torch.device], Loader] = Registry("data/loader", __package__)
+LOADERS = ConfigGroup[object, [SampleSource, EpochSampler, torch.device], Loader]("data/loader", __package__)
 """Subclasses of `Loader`, and functions that build one."""
 register = LOADERS.register

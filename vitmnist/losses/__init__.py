@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Computes the sum of the loss over the images, a scalar tensor, from float32 logits `[B, classes]` and targets.
@@ -15,5 +15,5 @@ row of zeros is padding and has a loss of 0. The step divides the sum by the glo
 microbatches nor ranks change the gradient.
 """
 
-LOSSES: Registry[[Tensor, tuple[str, ...], torch.device], Loss] = Registry("loss", __package__)
+LOSSES = ConfigGroup[object, [Tensor, tuple[str, ...], torch.device], Loss]("loss", __package__)
 """Built with (options, labels of the training split, names of the classes, device of the run)."""

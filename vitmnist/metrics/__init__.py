@@ -51,21 +51,18 @@ class ConfusionMetric(Metric):
     """
 
 
-METRICS: Registry[..., Tensor] = Registry("metrics", __package__)
-"""Metrics have no options, so the declaration of each is a `Metric` that describes it."""
+METRICS: Registry[Metric, Callable[..., Tensor]] = Registry("metrics", __package__)
 
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
-    return {
-        name: function for name, (metric, function) in METRICS.import_all().items() if isinstance(metric, BatchMetric)
-    }
+    return {name: function for name, (metric, function) in METRICS.members().items() if isinstance(metric, BatchMetric)}
 
 
 def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
     return {
         name: float(function(matrix.double())) * (100 if metric.unit == "%" else 1)
-        for name, (metric, function) in METRICS.import_all().items()
+        for name, (metric, function) in METRICS.members().items()
         if isinstance(metric, ConfusionMetric)
     }

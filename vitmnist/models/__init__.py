@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
-MODELS: Registry[[tuple[int, int, int], int], nn.Module] = Registry("model", __package__)
+MODELS = ConfigGroup[object, [tuple[int, int, int], int], nn.Module]("model", __package__)
 """Options may derive from `PretrainedOptions`.
 
 A model may define `no_weight_decay` (`make_decay_groups` in vitmnist/optim/optimizers.py), `layer_pattern` or

@@ -14,9 +14,7 @@ from torch.optim import Optimizer
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import Registry
-
-OPTIMIZERS: Registry[[nn.Module, bool], Optimizer] = Registry("optimizer", __package__)
+from vitmnist.registry import ConfigGroup
 
 
 @dataclass
@@ -24,6 +22,9 @@ class OptimizerOptions:
     """Base class of the options of an optimizer: what `scale_learning_rates` does with any of them."""
 
     layer_decay: float | None = config_field(None, above=0, at_most=1)
+
+
+OPTIMIZERS = ConfigGroup[OptimizerOptions, [nn.Module, bool], Optimizer]("optimizer", __package__, OptimizerOptions)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from vitmnist.config.validation import config_field
 from vitmnist.errors import ConfigError
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 
 
 @dataclass
@@ -35,8 +35,8 @@ class ScheduleState:
     monitored: Sequence[float | None]
 
 
-SCHEDULES: Registry[[ScheduleState], float] = Registry("schedule", __package__)
-"""Functions of (options, state) that return the factor of the learning rate; options derive from `ScheduleOptions`."""
+SCHEDULES = ConfigGroup[ScheduleOptions, [ScheduleState], float]("schedule", __package__, ScheduleOptions)
+"""Functions of (options, state) that return the factor of the learning rate."""
 
 
 def build_schedule(
@@ -49,8 +49,8 @@ def build_schedule(
 
     `get_history` returns the value of `monitor` after each epoch so far.
     """
-    compute_factor, _ = SCHEDULES.resolve(schedule_config)
-    options, total_steps = SCHEDULES.resolve_options(schedule_config, ScheduleOptions), epochs * steps_per_epoch
+    compute_factor, options = SCHEDULES.resolve(schedule_config)
+    total_steps = epochs * steps_per_epoch
 
     def factor(step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.

@@ -13,7 +13,7 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
+from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
@@ -94,10 +94,14 @@ class ReportRow:
         """The median of `epoch_s`; infinite if it was not measured."""
         return self.epoch_s.median if self.epoch_s else math.inf
 
+    @cached_property
+    def runs_by_seed(self) -> dict[str, Run]:
+        """The completed runs. Runs with equal seeds are not independent, so only the first counts."""
+        return {run.seeds: run for run in reversed(self.runs) if run.result.status == "completed"}
+
     def quality_by_seed(self, name: str) -> dict[str, float]:
-        """A metric of quality by seed. Runs with equal seeds are not independent, so only the first counts."""
-        completed = [run for run in reversed(self.runs) if run.result.status == "completed"]
-        return {run.seeds: value for run in completed if (value := run.value_of(name)) is not None}
+        """A metric of quality by seed."""
+        return {seeds: value for seeds, run in self.runs_by_seed.items() if (value := run.value_of(name)) is not None}
 
     @property
     def status(self) -> str:
@@ -176,6 +180,11 @@ class Comparison:
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
+    @property
+    def selected_epoch(self) -> str:
+        """The epoch that the quality of a run is taken from."""
+        return {"validation": "best epoch", "test": "last epoch"}.get(self.eval_split, "best or last epoch")
+
     @cached_property
     def eval_split(self) -> str:
         """The split that each epoch was evaluated on; `evaluation` if it is not the same for all runs."""
@@ -196,12 +205,11 @@ class Comparison:
                 groups[row.label_without_loader].setdefault(seeds, value)
         return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * fmean(group[1].values())))
 
-    def best_run(self, row: ReportRow) -> Run:
-        """The completed run of a row with the best value of the monitored metric; its first run if there is none."""
-        completed = [run for run in row.runs if run.result.status == "completed"]
-        values = {index: run.value_of(self.metric.name) for index, run in enumerate(completed)}
-        gains = {index: self.metric.sign * value for index, value in values.items() if value is not None}
-        return completed[max(gains, key=gains.__getitem__)] if gains else row.runs[0]
+    def best_runs(self, row: ReportRow) -> list[Run]:
+        """The runs of a row with the best value of the monitored metric, one of each seed; else its first run."""
+        gains = {seeds: self.metric.sign * value for seeds, value in row.quality_by_seed(self.metric.name).items()}
+        best = [row.runs_by_seed[seeds] for seeds in gains if gains[seeds] == max(gains.values())]
+        return sorted(best, key=row.runs.index) or row.runs[:1]
 
     @property
     def quality_differs(self) -> bool:
@@ -221,11 +229,6 @@ class Comparison:
         settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
         is_long = any(len(round_floats(row.label)) > MAX_LABEL for row in self.rows)
         return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long and any(settings) else {}
-
-    def label(self, row: ReportRow) -> str:
-        """The label of a row in a panel; a long setting is replaced by its number."""
-        number = self.numbers.get(row.label_without_loader)
-        return f"{number} {row.loader}".rstrip() if number else row.label
 
     @property
     def machine_and_data(self) -> str:
@@ -291,7 +294,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
-    ignored = [*find_keys(is_ignored_in_comparison), "seed", "data.holdout_seed", "data.fold"]
+    ignored = [*find_ignored_keys(), "seed", "data.holdout_seed", "data.fold"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 

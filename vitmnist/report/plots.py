@@ -17,16 +17,16 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
 from vitmnist.report.summary import describe_ratio, format_quality
-from vitmnist.timing.table import format_seconds
+from vitmnist.timing.table import Spread, format_seconds
 
-BLUE, GREEN, ORANGE = "#0072B2", "#009E73", "#D55E00"
+BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#6E7781"
 """Colours that are distinguishable with any colour vision (Okabe and Ito, Color Universal Design, 2008)."""
 PHASES: dict[str, dict[str, Any]] = {
     "waiting for data": {"fill": False, "hatch": "/////"},
-    "computing": {},
-    "other": {"alpha": 0.35},
+    "training steps": {},
+    "evaluation, saving": {"alpha": 0.35},
 }
-"""The parts of an epoch and their styles; `other` is evaluation and saving."""
+"""The parts of an epoch and their styles."""
 CURVES: dict[str, Any] = {"best": (BLUE, "-"), "middle": (GREEN, "--"), "worst": (ORANGE, ":")}
 """The colours and line styles of the loss curves."""
 WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.8, 0.44, 2.1
@@ -73,7 +73,7 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     curves: dict[tuple[float, ...], str] = {}
     has_settings = len({row.label_without_loader for row in comparison.rows}) > 1
     for row in comparison.sorted_rows:
-        for run in [comparison.best_run(row)] if has_settings else row.runs:
+        for run in comparison.best_runs(row)[:1] if has_settings else row.runs:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
                 # Settings with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
@@ -84,11 +84,7 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
         title = f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch{', best run of each' * has_settings}"
-        yield _draw_curves(_capitalize(title), ranked)
-
-
-def _capitalize(text: str) -> str:
-    return text[0].upper() + text[1:]
+        yield _draw_curves(title, ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
@@ -99,14 +95,13 @@ def _draw_quality(comparison: Comparison) -> Figure:
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
-    title = _capitalize(comparison.title(metric))
-    figure, axes = _create_panel(title, legend, ROW_HEIGHT * len(groups))
+    figure, axes = _create_rows(f"{comparison.title(metric)} ({comparison.selected_epoch})", legend, len(groups))
     labels = [comparison.numbers.get(label, label) or "all runs" for label, _ in groups]
     means = [fmean(values.values()) for _, values in groups]
     seeds = [value for _, values in groups for value in values.values()]
     width = DOT_WIDTH * (max(seeds) - min(seeds))
-    _label_rows(axes, [(label, format_quality(metric, mean)) for label, mean in zip(labels, means, strict=True)])
     for position, (_, values) in enumerate(groups):
+        _label_row(axes, position, labels[position], format_quality(metric, means[position]))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
             axes.plot(means[position], position, **tick)
@@ -117,40 +112,49 @@ def _draw_quality(comparison: Comparison) -> Figure:
 
 
 def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
-    """Draw the phases of an epoch as a bar."""
-    legend = [Patch(label=name, facecolor=BLUE, edgecolor=BLUE, **style) for name, style in PHASES.items()]
-    figure, axes = _create_panel("Seconds per epoch", legend, ROW_HEIGHT * len(rows))
-    times = [f"{format_seconds(row.epoch_s.median)} s" for row in rows if row.epoch_s]
-    texts = [f", {text}" if (text := describe_ratio(comparison, row)) else "" for row in rows]
-    labels = [comparison.label(row) or "all runs" for row in rows]
-    _label_rows(axes, [(label, time + text) for label, time, text in zip(labels, times, texts, strict=True)])
-    for position, row in enumerate(rows):
-        _draw_bar(axes, position, row)
+    """Draw the phases of an epoch as a bar. If loaders are compared at each of some settings, these are headings."""
+    has_headings, lines = any(comparison.time_groups), list[ReportRow | str]()
+    for row in rows:
+        setting = row.label_without_loader
+        lines += [setting, row] if has_headings and setting not in lines else [row]
+    is_compared = any(map(comparison.ratio, rows))
+    # Grey bars and the title say that the differences may be noise.
+    colour = BLUE if is_compared or len(rows) == 1 else GREY
+    legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **style) for name, style in PHASES.items()]
+    figure, axes = _create_rows(f"Seconds per epoch{', not compared' * (colour == GREY)}", legend, len(lines))
+    axes.set_ylim(top=-0.1 if has_headings else None)
+    for position, line in enumerate(lines):
+        if isinstance(line, str):
+            axes.text(0, position + 0.3, _shorten(comparison.numbers.get(line, line), LINE_LENGTH), weight="bold")
+        elif line.epoch_s:
+            setting = comparison.numbers.get(line.label_without_loader, line.label) or "all runs"
+            ratio = describe_ratio(comparison, line)
+            time = f"{format_seconds(line.epoch_s.median)} s{f', {ratio}' if ratio else ''}"
+            _label_row(axes, position, line.loader if has_headings else setting, time)
+            _draw_bar(axes, position, line, line.epoch_s, colour)
     keys = {
         "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        "one round of each, not compared": len(rows) > 1 and all(row.epoch_s and row.epoch_s.n == 1 for row in rows),
-        f"×: to the fastest{' of the setting' * (len(comparison.time_groups) > 1)}, beyond noise": any(
-            map(comparison.ratio, rows)
-        ),
+        "set repeats=3 or more to compare": colour == GREY,
+        f"×: to the fastest{' of the setting' * has_headings}, beyond noise": is_compared,
     }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
     return figure
 
 
-def _draw_bar(axes: Axes, position: int, row: ReportRow) -> None:
-    time, wait, compute = row.epoch_s, row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
-    assert time
+def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
+    wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
     waiting = wait.median if wait else 0.0
     ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
-        axes.barh(position, end - start, 0.4, left=start, facecolor=BLUE, edgecolor=BLUE, linewidth=0.6, **style)
+        axes.barh(position, end - start, 0.4, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
         start = end
     if time.n > 1:
         whiskers = [[time.median - time.low], [time.high - time.median]]
-        axes.errorbar(time.median, position, xerr=whiskers, color="black", linewidth=1, capsize=3)
+        for color, width in (("white", 3), ("black", 1)):  # A white edge separates black whiskers from the bar.
+            axes.errorbar(time.median, position, xerr=whiskers, color=color, lw=width, capthick=width, capsize=3)
 
 
 def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
@@ -188,21 +192,26 @@ def _create_panel(
     top = TOP + 0.18 * (len(legend) - 1) * (columns == 1)
     total = top + height + BOTTOM
     figure = Figure(figsize=(WIDTH, total))
-    figure.suptitle(title, x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")
+    figure.suptitle(title[0].upper() + title[1:], x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")
     corner = (MARGIN / WIDTH, 1 - 0.4 / total)
     figure.legend(handles=legend, ncols=columns, loc="upper left", bbox_to_anchor=corner)
     axes = figure.add_axes((left / WIDTH, BOTTOM / total, 1 - (left + MARGIN) / WIDTH, height / total))
     return figure, axes
 
 
-def _label_rows(axes: Axes, texts: Sequence[tuple[str, str]]) -> None:
-    """Write the label of each row, and its text at the right end, above the place for its values."""
-    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-    for position, (label, text) in enumerate(texts):
-        axes.text(0, position - 0.24, _shorten(label, LINE_LENGTH - 3 - len(text)), ha="left", **style)
-        axes.text(1, position - 0.24, text, ha="right", **style)
+def _create_rows(title: str, legend: Sequence[Any], count: int) -> tuple[Figure, Axes]:
+    """Create a panel of rows, at the positions 0, 1, … from the top."""
+    figure, axes = _create_panel(title, legend, ROW_HEIGHT * count)
     axes.spines.left.set_visible(False)
-    axes.set(yticks=[], ylim=(len(texts) - 0.6, -0.7))
+    axes.set(yticks=[], ylim=(count - 0.6, -0.7))
+    return figure, axes
+
+
+def _label_row(axes: Axes, position: int, label: str, text: str) -> None:
+    """Write the label of a row, and a text at its right end, above the place for its values."""
+    style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+    axes.text(0, position - 0.24, _shorten(label, LINE_LENGTH - 3 - len(text)), ha="left", **style)
+    axes.text(1, position - 0.24, text, ha="right", **style)
 
 
 def _shorten(text: str, length: int) -> str:

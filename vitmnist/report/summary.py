@@ -12,9 +12,7 @@ from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_sp
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
-NO_TIME = (
-    "No times can be compared: that takes completed runs, alone on the machine, with two epochs since their last start."
-)
+NO_TIME = "No times to compare: that takes completed runs, alone on a machine, with two epochs since their last start."
 CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a validation split."
 
 

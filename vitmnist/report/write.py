@@ -37,8 +37,6 @@ PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html"
 """The template of the page, and the text that explains a report."""
 RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
-NUMBER, MEAN, MEDIAN = "#", " (mean ± sd)", " (median)"
-"""The title of the column for the number of a setting, and the ends of the titles of columns with several values."""
 
 
 def write_report(folders: Sequence[Path], output: Path) -> str:
@@ -91,8 +89,10 @@ def _format_section(
     """Format machine and data, the sentences, the date with machine and data, and both tables of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
-        best_run = comparison.best_run(comparison.sorted_rows[0])
-        first += f" Best run: {link(_relative_folder(best_run, output))}"
+        best, *equal = comparison.best_runs(comparison.sorted_rows[0])
+        tie = f", the first of {1 + len(equal)} equal runs" if equal else ""
+        first += " Its best" if comparison.quality_differs else " Best"
+        first += f" run: {link(_relative_folder(best, output))}{tie}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     machine = clean(comparison.machine_and_data)
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"
@@ -117,7 +117,9 @@ def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) ->
 
 
 def _link(path: str) -> str:
-    return f"[{_escape(path)}]({quote(path)})"
+    """Link to a run. A job of the reported sweep is named by its number, because the names of folders are long."""
+    job = re.fullmatch(r"(\d+)-[^/]*", path)
+    return f"[{f'job {job[1]}' if job else _escape(path)}]({quote(path)})"
 
 
 def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
@@ -150,7 +152,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
         settings[rows[0].names[column]] = [format_value(row.values.get(column, EMPTY_CELL)) for row in rows]
     # Long settings stand after the metrics, so that a phone shows the metrics.
     numbers = [comparison.numbers.get(row.label_without_loader, "") for row in rows]
-    columns = {NUMBER: numbers} if comparison.numbers else dict(settings)
+    columns = {"setting": numbers} if comparison.numbers else dict(settings)
     if other_metrics:
         # Quality stands before times.
         for other in sorted(table.values(), key=lambda other: other.kind != "quality"):
@@ -160,34 +162,29 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     else:
         columns |= _format_metric(comparison, metric)
         if comparison.eval_split != "test":
-            accuracy = replace(table["eval_acc"], name=TEST_ACC)
-            columns |= _format_metric(comparison, accuracy, "test accuracy of these runs, %")
+            columns |= _format_metric(comparison, replace(table["eval_acc"], name=TEST_ACC, column="test accuracy, %"))
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
         ranges = [format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL for row in rows]
         columns["range"] = [text.removeprefix("range ") for text in ranges]
         columns |= settings | {"status": [row.status for row in rows]}
-        columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
+        columns[RUN] = [_relative_folder(comparison.best_runs(row)[0], output) for row in rows]
     shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}
     return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
-def _format_metric(comparison: Comparison, metric: EpochMetric, title: str = "") -> dict[str, list[str]]:
-    """Format a metric of all rows by its title, which names the centre if any row has several values."""
-    title = title or comparison.title(metric)
+def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
+    """Format a metric of all rows by its title, which names the epoch, and the centre if a row has several values."""
+    title = comparison.title(metric)
     if metric.kind == "quality":
         by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
-        return {title + MEAN * any(len(values) > 1 for values in by_row): cells}
+        centre = ", mean ± sd" * any(len(values) > 1 for values in by_row)
+        return {f"{title} ({comparison.selected_epoch}{centre})": cells}
     spreads = [row.spreads[metric.name] for row in comparison.sorted_rows]
-    title += MEDIAN * any(spread and spread.n > 1 for spread in spreads)
-    return {title: [_format_median(spread, metric.digits) for spread in spreads]}
-
-
-def _format_median(spread: Spread | None, digits: int | None) -> str:
-    if spread is None:
-        return EMPTY_CELL
-    return format_seconds(spread.median) if digits is None else f"{spread.median:,.{digits}f}"
+    title += " (median)" * any(spread and spread.n > 1 for spread in spreads)
+    style = format_seconds if metric.digits is None else f"{{:,.{metric.digits}f}}".format
+    return {title: [style(spread.median) if spread else EMPTY_CELL for spread in spreads]}
 
 
 def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
@@ -207,7 +204,7 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
                 cells[name] = fmean(values) if name not in row.spreads and values else spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
-            cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
+            cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_runs(row)[0], output)}
             rows.append(cells)
     return encode_csv(list(rows[0]), rows)
 

@@ -87,3 +87,14 @@ def seed_generators(seed: int, epoch: int, index: int) -> None:
     torch.default_generator.manual_seed(torch_seed)
     np.random.seed(numpy_seed)
     random.seed(python_seed)
+
+
+def seed_rank(seed: int, rank: int) -> None:
+    """Seed the global generators of a rank for training."""
+    if rank:
+        # Ranks need different dropout. `seed + rank` would collide with the seed of another run. The sampler uses the
+        # keys (epoch,), and the augmentation the keys (epoch, 1).
+        seed = int(np.random.SeedSequence(seed, spawn_key=(rank, 2)).generate_state(1, np.uint64)[0])
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)

@@ -74,8 +74,7 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 
 def log_test(test: Mapping[str, Any], best: int) -> None:
     """Log the evaluation on the test split; `best` is the best epoch, counted from 1."""
-    message = "test split  loss %.4f acc %.2f%%  (best weights, of epoch %d)"
-    log.info(message, test["test_loss"], test["test_acc"], best)
+    log.info("test split  loss %.4f acc %.2f%%  (best weights, of epoch %d)", test["test_loss"], test["test_acc"], best)
 
 
 def log_bottleneck(result: Result) -> None:

@@ -156,7 +156,7 @@ class MetricAccumulator:
         # Weight the batches by their size: the last one may be smaller.
         means: dict[str, float | None] = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
         for name in get_batch_metrics():
-            metric, _ = METRICS.import_package()[name]
+            metric, _ = METRICS.members()[name]
             scale = 100 if metric.unit == "%" else 1
             means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes) if name in self._sums else None
         return means

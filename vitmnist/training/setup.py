@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import build_augment, get_input_size
 from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, DatasetOptions, Split, build_dataset
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
 from vitmnist.models import MODELS, PretrainedOptions
-from vitmnist.optim.schedules import SCHEDULES, ScheduleOptions
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
@@ -29,50 +29,66 @@ from vitmnist.training.step import TrainStep
 
 def resolve_dataset_options(config: Config) -> Config:
     """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
-    options = DATASETS.resolve_options(config.data.dataset, DatasetOptions)
+    _, options = DATASETS.resolve(config.data.dataset)
     return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
-def check_config(config: Config, device: torch.device) -> None:
-    """Raise `ConfigError` for errors that can be found without the data. Build the model if the image size is known."""
+def check_config(config: Config) -> None:
+    """Raise `ConfigError` for values that are unknown or do not fit together."""
     for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
-    shape = DATASETS.resolve_options(config.data.dataset, DatasetOptions).shape
-    resolve_statistics(config.data.normalize, shape and shape[0])
-    if shape:  # The number of classes is unknown before the data is read; use two.
-        build_model(config, shape, classes=2, device=device, weights=None)
+    _, options = DATASETS.resolve(config.data.dataset)
+    resolve_statistics(config.data.normalize, options.shape and options.shape[0])
+
+
+def check_model(config: Config, device: torch.device) -> None:
+    """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
+    _, options = DATASETS.resolve(config.data.dataset)
+    if options.shape:  # The number of classes is unknown before the data is read; use two.
+        build_model(config, options.shape, classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
     """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
 
     Raises:
-        ConfigError, DataError: the dataset cannot be read or evaluated, or differs between machines.
+        ConfigError, DataError: the dataset is unknown, or cannot be read.
     """
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
+    return dataset
+
+
+def prepare_splits(dataset: Dataset, config: Config) -> Dataset:
+    """Apply the hold-out or the fold, the channel statistics and `limit_batches` to a dataset."""
     dataset = hold_out_and_normalize(dataset, config.data)
-    if config.limit_batches:
-        dataset = dataset.draw_subset(config.limit_batches * config.batch_size)
+    return dataset.draw_subset(config.limit_batches * config.batch_size) if config.limit_batches else dataset
+
+
+def check_eval_split(dataset: Dataset, config: Config) -> None:
+    """Raise `ConfigError` if there is no split to evaluate the epochs on, or none that may choose an epoch."""
     if dataset.eval_split_name == "train":
         advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
     key = f"patience={config.patience}" if config.patience else "schedule=plateau"
-    follows_monitor = SCHEDULES.resolve_options(config.schedule, ScheduleOptions).follows_monitor
-    if (config.patience or follows_monitor) and dataset.validation is None:
+    _, schedule = SCHEDULES.resolve(config.schedule)
+    if (config.patience or schedule.follows_monitor) and dataset.validation is None:
         raise ConfigError(
             f"{key}: needs a validation split, or the test split would choose the epoch; set "
             "data.holdout=0.1 to hold out a tenth of the training images, or keep a folder val/ next to train/"
         )
+
+
+def check_same_on_machines(dataset: Dataset, config: Config, world: World) -> None:
+    """Raise an error on each rank if the dataset differs between the machines."""
     checksums = [sums for sums in world.all_gather_object(None if world.local_rank else dataset.sha256) if sums]
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
         kind = DataError if world.is_main else PeerError  # Every rank finds the difference; only rank 0 shows it.
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
-    return dataset
 
 
 def build_model(
@@ -161,4 +177,4 @@ def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> N
     execution = step.execution
     if execution.has_batch_norm and any((size - 1) % execution.microbatch_size == 0 for size in sizes):
         with torch.no_grad():
-            copy.deepcopy(step.model)(step.preprocess(image))  # `Trainer.distribute` seeds the generators later.
+            copy.deepcopy(step.model)(step.preprocess(image))  # `seed_rank` seeds the generators later.

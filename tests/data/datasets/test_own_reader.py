@@ -51,7 +51,7 @@ def scans(options: ScansOptions, root: Path) -> Dataset:
 def test_predict_and_the_card_read_files_as_the_dataset_does(
     tmp_path: Path, succeed: Printed, call_here: CallHere, output_of: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DATASETS, "_registered", {**DATASETS.import_package()})
+    monkeypatch.setattr(DATASETS, "_members", DATASETS.members())
     DATASETS.register("scans", ScansOptions)(scans)
     (tmp_path / "scans").mkdir()
     for number in range(6):
@@ -83,7 +83,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
     output_of(export_main, "run", "--format=torch", "--output=model.pt2")
     assert json.loads((tmp_path / "model.pt2.json").read_text())["read_by"] == "the dataset scans"
     succeed("resume=run", "epochs=2")
-    del DATASETS.import_package()["scans"]
+    del DATASETS._members["scans"]
     ended = call_here(predict_main, "run", *files)
     assert (ended.returncode, "data.dataset.name=scans: not known" in ended.stderr) == (1, True)
 

@@ -22,7 +22,7 @@ from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 from vitmnist.runtime.files import expand_home
 
 FileReader = Callable[[Path], Pixels | Image.Image]
@@ -179,8 +179,6 @@ class Dataset:
 
 
 DEFAULT_ROOT = "~/.cache/vitmnist"
-DATASETS: Registry[[Path], Dataset] = Registry("data/dataset", __package__)
-"""Functions of (options, root) that return a `Dataset`; the options derive from `DatasetOptions`."""
 
 
 @dataclass
@@ -200,6 +198,9 @@ class DatasetOptions:
     def resolve_auto(self) -> dict[str, Any]:
         """Return the values, by key, that replace `auto`; the run records them."""
         return {}
+
+
+DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__, DatasetOptions)
 
 
 @dataclass
@@ -246,11 +247,10 @@ def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileRead
         shape: the `[C, H, W]` of the dataset's images.
     """
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
-    if reader := DATASETS.resolve_options(complete, DatasetOptions).reader:
-        return reader
+    _, options = DATASETS.resolve(complete)
     channels, height, width = shape
     mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return ImageReader((height, width), mode)
+    return options.reader or ImageReader((height, width), mode)
 
 
 def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:

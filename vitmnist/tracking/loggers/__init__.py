@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.registry import Registry
+from vitmnist.registry import ConfigGroup
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 
 
-LOGGERS: Registry[[Path, Result], Logger] = Registry("logger", __package__)
+LOGGERS = ConfigGroup[object, [Path, Result], Logger]("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:

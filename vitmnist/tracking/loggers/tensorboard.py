@@ -13,17 +13,16 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import find_keys, flatten_keys, is_ignored_in_comparison, is_under
+from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
 
-TEST_TAG = "eval/test_acc"
-"""The tag of the accuracy on the test split, which a run with a validation split evaluates once."""
+END = "train_end/"
+"""The group of the best epoch so far, and of the test split at the end: the first after `eval` and `train`."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -54,13 +53,13 @@ class TensorBoard(Logger):
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         result = self._run.result
         if result.epochs and (accuracy := self._run.value_of(TEST_ACC)) is not None:
-            self._append(*self._scalars({TEST_TAG: accuracy}, len(result.epochs), time.time()))
+            self._append(*self._scalars({f"{END}{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
         values, metric = collect_epoch_scalars(record), self._run.monitored_metric
         if self._run.result.eval_split == "validation" and metric and metric.kind == "quality":
             best = self._run.value_of(metric.name)  # The value in the report.
-            values |= {} if best is None else {_best_tag(metric): best}
+            values |= {} if best is None else {f"{END}best_{metric.name.removeprefix('eval_')}": best}
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
@@ -86,17 +85,13 @@ class TensorBoard(Logger):
         append_bytes(self._path, content.getvalue())
 
 
-def _best_tag(metric: EpochMetric) -> str:
-    return f"eval/best_{metric.name.removeprefix('eval_')}"
-
-
 def _hyperparameters(result: Result) -> Summary:
     """Return the seed and the overridden keys, for HParams, which finds the metrics itself.
 
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
     overridden = [override.partition("=")[0].lstrip("+").replace("/", ".") for override in result.overrides]
-    ignored = find_keys(is_ignored_in_comparison)
+    ignored = find_ignored_keys()
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
         name = key.removesuffix(".name")  # The member of a group, as it is set on the command line
@@ -105,8 +100,7 @@ def _hyperparameters(result: Result) -> Summary:
             # HParams shows the seed 1 as 1.0000 if it is a number.
             values[name] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
-    _, session_start, _ = hparams(values, {})
-    return session_start
+    return hparams(values, {})[1]
 
 
 def _event(summary: Summary, step: int) -> Event:
