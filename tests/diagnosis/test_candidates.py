@@ -112,6 +112,8 @@ def test_random_transforms_are_timed_one_by_one_and_tried_on_tensors_too() -> No
     assert [*seconds_by_stage] == ["decoding and reading", "slow", "add_noise", "collating"]
     assert seconds_by_stage["slow"] == max(seconds_by_stage.values())
     assert dataset.transform.transforms == [slow, add_noise]
+    timings, _ = time_alternatives(loop_over(dataset, collate_fn=torch.stack))  # Tensors are not for a collate_fn.
+    assert timings[-1].name == "from_dataloader"
 
 
 def test_the_set_up_time_is_estimated_for_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
