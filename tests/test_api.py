@@ -1,7 +1,6 @@
 """The public API without Hydra: loaders in a custom training loop, over custom data, and custom loaders."""
 
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -154,8 +153,9 @@ class Options:
 
 
 @pytest.fixture
-def custom() -> Iterator[None]:
+def custom(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register a loader that a user might write."""
+    monkeypatch.setattr(LOADERS, "_members", LOADERS.members())
 
     @register("custom", Options)
     class Custom(Loader):
@@ -166,9 +166,6 @@ def custom() -> Iterator[None]:
         def batches(self, epoch: int, start: int) -> Batches:
             for indices in self.sampler.batches(epoch, start):
                 yield self.data.read(indices, epoch)
-
-    yield
-    del LOADERS._members["custom"]
 
 
 @pytest.mark.usefixtures("custom")

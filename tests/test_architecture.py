@@ -1,5 +1,6 @@
 """The examples of docs/architecture.md are complete: they pass the tests of the project, and train."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -23,33 +24,38 @@ def extended_copy(folder: Path) -> Path:
     return folder
 
 
+CHECK = """
+import json, sys
+import pytest
+from vitmnist.cli.train import main
+
+trained, tests = map(json.loads, sys.argv[1:])
+sys.argv = ["train.py", *trained]
+main()
+sys.exit(pytest.main(tests))
+"""  # one process, because importing torch takes seconds
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_documented_examples_pass_our_own_tests(tmp_path: Path) -> None:
+def test_the_documented_examples_are_trained_and_pass_our_own_tests(tmp_path: Path) -> None:
     """Which check, besides the contract of a loader, that nothing takes today's members for all there are."""
     folder = extended_copy(tmp_path)
+    members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
+    members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
+    members += ["data/sampler=shuffled_once"]
     parts = ["config", "models/test_models.py", "optim", "loaders/test_base.py", "loaders/test_auto.py"]
     parts += ["training/test_loop.py", "test_api.py"]
     # The other models and loaders are tested where they are, and so is what depends on no member.
     elsewhere = "takes_every_model or meets_the_contract or compiled or deterministic or traceback"
     chosen = f"mlp or indexed or not ({elsewhere} or forkserver or killed or plateau)"
-    tests = ["-k", chosen, *(f"tests/{part}" for part in parts)]
+    trained = small([*members, "hydra.run.dir=run"], folder)
+    # Other tests use the other cores.
+    tests = ["-q", "-n", "0", "-k", chosen, *(f"tests/{part}" for part in parts)]
     layers = ("-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
-    for check in (layers, ("-m", "pytest", "-q", "-n", "0", *tests)):  # Other tests use the other cores.
+    for check in (layers, ("-c", CHECK, json.dumps(trained), json.dumps(tests))):
         checked = run_python(*check, folder=folder, timeout=800, PYTHONPATH=str(folder))
-        assert checked.returncode == 0, checked.stdout[-5000:]
-
-
-@pytest.mark.slow
-def test_the_documented_examples_are_trained(tmp_path: Path) -> None:
-    folder = extended_copy(tmp_path)
-    members = ["model=mlp", "data/dataset=stripes", "data/loader=indexed", "logger=[tensorboard,json_lines]"]
-    members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
-    members += ["data/sampler=shuffled_once"]
-    ended = run_python(
-        "train.py", *small([*members, "hydra.run.dir=run"], folder), folder=folder, PYTHONPATH=str(folder)
-    )
-    assert ended.returncode == 0, ended.stderr
+        assert checked.returncode == 0, (checked.stdout + checked.stderr)[-5000:]
     result = result_of(folder / "run")
     config = result["config"]
     assert (config["model"]["name"], config["data"]["loader"]["name"]) == ("mlp", "indexed")

@@ -2,15 +2,16 @@
 
 import importlib
 import re
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from docs.scripts.loader_chart import draw, read_times
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, Printed
 from tests.support.pages import FEW, commands
-from tests.support.processes import run_python
 from vitmnist.models.vit import ViT, ViTOptions
 
 IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
@@ -30,14 +31,17 @@ BENCHMARKS = {  # script: arguments that make it take seconds, the first cells o
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", BENCHMARKS)
-def test_benchmarks_write_their_table(script: str, tmp_path: Path) -> None:
+def test_benchmarks_write_their_table(
+    script: str, output_of: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documented = next(iter(commands(f"python benchmarks/{script}.py")), [])
     small, rows = BENCHMARKS[script]
     program = REPOSITORY / "benchmarks" / f"{script}.py"
-    ended = run_python(program, *documented, "--output=table", *small, folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    monkeypatch.syspath_prepend(str(program.parent))
+    run = partial(runpy.run_path, str(program), run_name="__main__")
+    printed = output_of(run, *documented, "--output=table", *small)
     (table,) = (file.read_text() for file in (tmp_path / "table", tmp_path / "table.md") if file.exists())
-    assert table == ended.stdout
+    assert table == printed
     assert set(rows) <= set(re.findall(r"^\| +(\S.*?) +\| +\d", table, re.MULTILINE))
 
 

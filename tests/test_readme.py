@@ -2,13 +2,12 @@
 
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
 from torchvision import datasets as torchvision_datasets
 
-from tests.conftest import REPOSITORY, Train, result_of, start_program
+from tests.conftest import Train
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
 from tests.support.processes import TrainProcess, run_python
@@ -26,9 +25,11 @@ def is_slow(arguments: list[str]) -> bool:
 
 @pytest.mark.parametrize(
     "arguments",
+    # tests/cli/test_launchers.py runs the command with a launcher, and tests/cli/test_torchrun.py the torchrun command.
     [
         pytest.param(arguments, marks=[pytest.mark.slow] * is_slow(arguments))
         for arguments in commands("python train.py")
+        if "launcher" not in " ".join(arguments)
     ],
     ids=" ".join,
 )
@@ -38,20 +39,8 @@ def test_documented_train_commands_run(
     monkeypatch.setenv("HOME", str(tmp_path))
     if "data/dataset=cifar10" in arguments:
         write_cifar(tmp_path / "data", torchvision_datasets.CIFAR10, 100, monkeypatch)
-    # A launcher leaves its pool of processes to the process that used it.
-    has_launcher = any("launcher" in argument for argument in arguments)
-    ended = (partial(start_program, tmp_path) if has_launcher else train_here)(*small(arguments, tmp_path))
+    ended = train_here(*small(arguments, tmp_path))
     assert ended.returncode == 0, ended.stderr
-
-
-@pytest.mark.slow
-def test_documented_torchrun_command_trains_in_two_processes(tmp_path: Path) -> None:
-    (arguments,) = commands("torchrun")
-    launcher = ["-m", "torch.distributed.run", "--standalone", arguments[0], REPOSITORY / "train.py"]
-    ended = run_python(*launcher, *small(arguments[2:], tmp_path), folder=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    (result,) = tmp_path.glob("outputs/runs/*/*/result.json")
-    assert result_of(result.parent)["distributed"] == {"ranks": 2}
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +56,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    # tests/diagnosis/test_stories.py runs the command on a script.
-    [
-        pytest.param(arguments, marks=pytest.mark.slow if "onnx" in arguments else ())
-        for arguments in commands("vitmnist")
-        if arguments[0] != "diagnose"
-    ],
+    # tests/diagnosis/test_stories.py runs the command on a script, and tests/cli/test_export.py exports to ONNX.
+    [arguments for arguments in commands("vitmnist") if arguments[0] != "diagnose" and "onnx" not in arguments],
     ids=" ".join,
 )
 def test_documented_commands_on_a_trained_run_work(
     arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if "onnx" in arguments:
-        pytest.importorskip("onnxruntime")
     (run,) = trained.glob("outputs/runs/*/*")
     monkeypatch.chdir(trained)
     typed = [str(run) if argument == "RUN" else argument for argument in arguments]

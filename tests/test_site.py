@@ -17,25 +17,19 @@ from vitmnist.config import CONF
 DOCS = REPOSITORY / "docs"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The pages of the site by the names of their folders; `--strict` fails with a dead link or anchor."""
-    folder = tmp_path_factory.mktemp("site")
-    command = ["-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_site_has_every_member_and_every_public_name_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    """`--strict` fails with a dead link or anchor.
+
+    tests/config/test_validation.py checks that each key of the schema is in its YAML file, with a comment.
+    """
+    command = ["-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     built = run_python(*command, folder=REPOSITORY, NO_MKDOCS_2_WARNING="1")
     assert built.returncode == 0, built.stderr
-    return {file.parent.name: file.read_text() for file in folder.rglob("index.html")}
-
-
-@pytest.mark.slow
-def test_the_site_loads_nothing_from_the_network(site: dict[str, str]) -> None:
+    site = {file.parent.name: file.read_text() for file in tmp_path.rglob("index.html")}
     for page in site.values():
         assert not re.findall(r"<(?:img|link|script)\b[^>]*(?:src|href)=\"?(?:https?:)?//", page)
-
-
-@pytest.mark.slow
-def test_the_references_have_every_member_and_every_public_name(site: dict[str, str]) -> None:
-    """tests/config/test_validation.py checks that each key of the schema is in its YAML file, with a comment."""
     members = {file.relative_to(CONF).with_suffix("").as_posix().replace("/", "-") for file in CONF.glob("*/**/*.yaml")}
     # `vitmnist.diagnose` is also the name of a module, whose page would show no signature.
     names = {"diagnosis.measure.diagnose" if name == "diagnose" else name for name in vitmnist.__all__}

@@ -104,6 +104,19 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
     assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
 
 
+@pytest.mark.parametrize("counts", ["mean", "padding"])
+def test_a_metric_that_is_no_sum_over_the_images_is_refused(
+    counts: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        right = logits.argmax(dim=1) == labels
+        return right.float().mean() if counts == "mean" else (~right).sum()
+
+    wrong = BatchMetric("%", tag="wrong"), compute
+    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"wrong": wrong})
+    assert "metrics: wrong must be a sum over the images of a batch" in refuse(*quick)
+
+
 class Tied(nn.Module):
     """A model with two names for one weight."""
 

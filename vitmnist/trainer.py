@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
-from vitmnist.checkpoint.manager import Checkpoint, CheckpointManager, read_checkpoint_to_resume
+from vitmnist.checkpoint.manager import CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.sampler import EpochSampler, build_sampler
@@ -29,7 +30,6 @@ from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
-from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.random_state import seed_rank
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -47,6 +47,7 @@ from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
     build_loss,
     build_model,
+    check_batch_metrics,
     check_batch_norm,
     check_config,
     check_eval_split,
@@ -115,8 +116,7 @@ class Trainer:
         """Train, evaluate and record the run.
 
         Raises:
-            ConfigError, DataError: the configuration or the data cannot be used; nothing is recorded.
-            PeerError: another process failed before the run began; nothing is recorded.
+            ConfigError, DataError, PeerError: the run, or another process of it, cannot begin; nothing is recorded.
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
@@ -124,7 +124,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
-            checkpoint = self.load_checkpoint()
+            checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
@@ -155,18 +155,17 @@ class Trainer:
                     self.finish_epoch(recorder, checkpoints, predictions)
                     progress = self._create_progress(sampler)
             del loaders.train, loaders.eval  # Free the samples: the test split may not fit next to them.
-            self.finish_training(checkpoints)
+            result.stopped_early = len(result.epochs) < config.epochs_to_train
+            log_early_stop(result, self.monitor)
+            checkpoints.save_final_weights()
             result.test = self.evaluate_on_test(dataset, step, checkpoints, loaders.config)
         log_bottleneck(result)
         return result
 
-    def load_checkpoint(self) -> Checkpoint | None:
-        """Load the checkpoint to resume from, and its epochs into `result`; None for a run from the beginning."""
-        if not self.config.resume:
-            return None
-        checkpoint = read_checkpoint_to_resume(self.config, self.folder, self.world)
-        if checkpoint:
-            self.result.epochs, self.result.resumed = checkpoint.epochs, True
+    def load_checkpoint(self) -> storage.Checkpoint | None:
+        """Load the newest checkpoint, if any, and its epochs into `result`."""
+        if checkpoint := read_checkpoint_to_resume(self.config, self.folder, self.world):
+            self.result.epochs, self.result.resumed = checkpoint["epochs"], True
         return checkpoint
 
     def load_initial_weights(self) -> Mapping[str, Tensor] | None:
@@ -209,6 +208,7 @@ class Trainer:
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         loss = build_loss(config.loss, train, device, preprocess.has_mixing)
+        check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
@@ -235,11 +235,10 @@ class Trainer:
         config, train_loader = self.config.data.loader, None
         _, options = LOADERS.resolve(config)
         if isinstance(options, AutoOptions):
-            name = ""
             if self.world.is_main:
                 selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
-                self.result.auto, name = asdict(selection), selection.name
-            config = options.candidate_config(self.world.broadcast_object(lambda: name))
+                self.result.auto = asdict(selection)
+            config = options.candidate_config(self.world.broadcast_object(lambda: selection.name))
         if train_loader is None:  # Only rank 0 has timed the loaders.
             train_loader = LOADERS.build(config, dataset.train, sampler, self.device)
         with train_loader, self._build_eval_loader(dataset.eval_split, config, step) as eval_loader:
@@ -322,7 +321,7 @@ class Trainer:
         self, progress: EpochProgress, loaders: Loaders, checkpoints: CheckpointManager
     ) -> Iterator[AfterStep]:
         """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
-        bar = tqdm(
+        with tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
             initial=progress.accumulator.num_batches,
@@ -330,13 +329,12 @@ class Trainer:
             leave=False,
             mininterval=0.5,
             disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
-        )
+        ) as bar:
 
-        def after_step(timer: EpochTimer) -> None:
-            bar.update()
-            checkpoints.after_step(progress, timer)
+            def after_step(timer: EpochTimer) -> None:
+                bar.update()
+                checkpoints.after_step(progress, timer)
 
-        with bar:
             yield after_step
 
     def finish_epoch(self, recorder: RunRecorder, checkpoints: CheckpointManager, predictions: Predictions) -> None:
@@ -356,12 +354,6 @@ class Trainer:
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
         log_epoch(result, self.config.epochs_to_train, self.monitor.metric)
         checkpoints.after_epoch(is_last, is_best)
-
-    def finish_training(self, checkpoints: CheckpointManager) -> None:
-        """Record and log whether training stopped early, and write the final weights."""
-        self.result.stopped_early = len(self.result.epochs) < self.config.epochs_to_train
-        log_early_stop(self.result, self.monitor)
-        checkpoints.save_final_weights()
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

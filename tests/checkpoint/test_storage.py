@@ -16,7 +16,7 @@ from vitmnist.errors import DataError
 
 
 def make_state(number: int) -> dict:
-    return {"number": number, "weights": torch.full((1000,), float(number))}
+    return {"format": storage.FORMAT, "number": number, "weights": torch.full((1000,), float(number))}
 
 
 def load_number(folder: Path) -> int:

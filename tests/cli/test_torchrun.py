@@ -13,6 +13,7 @@ import torch
 
 from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, result_of, weights, write_mnist_like
 from tests.support.fake_queue import simulate_gpus
+from tests.support.pages import commands
 from tests.support.processes import REPOSITORY, SIGKILL, SIGSTOP, free_port
 from vitmnist.cli.command import format_command
 from vitmnist.errors import ConfigError, ExitCode
@@ -232,10 +233,13 @@ def test_a_task_of_slurm_uses_the_only_gpu_that_it_sees(uuids: list[str], monkey
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], tmp_path: Path) -> None:
+def test_the_documented_command_trains_and_starts_again_from_the_last_checkpoint(
+    quick: list[str], tmp_path: Path
+) -> None:
     """One rank is killed; torchrun ends the other, and starts both again in the same folder."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    typed = [*quick, "epochs=60", "checkpoint.min_interval_s=0", "hydra.run.dir=run", "resume=auto"]
+    ((two_ranks, _, *documented),) = commands("torchrun")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", two_ranks, "--max-restarts=1"]
+    typed = [*documented, *quick, "epochs=60", "checkpoint.min_interval_s=0", "hydra.run.dir=run", "resume=auto"]
     with (tmp_path / "output.txt").open("w+") as output:
         started = subprocess.Popen(
             [*torchrun, f"--master-port={free_port()}", str(REPOSITORY / "train.py"), *typed],
@@ -254,5 +258,5 @@ def test_torchrun_starts_a_run_again_from_its_last_checkpoint(quick: list[str], 
     text = (tmp_path / "output.txt").read_text()
     assert "resume=auto: resuming run" in text
     result = result_of(tmp_path / "run")
-    assert result["status"] == "completed"
+    assert (result["status"], result["distributed"]) == ("completed", {"ranks": 2})
     assert [epoch["epoch"] for epoch in result["epochs"]] == list(range(60))

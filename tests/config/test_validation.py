@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import REPOSITORY
 from vitmnist.augment.base import OPERATIONS
+from vitmnist.config import CONF
 from vitmnist.config.compose import compose, make_job_name, make_run_label
 from vitmnist.config.schema import Config, iterate_registries, to_json_values
 from vitmnist.config.validation import config_field, validate
@@ -21,7 +21,6 @@ from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
 from vitmnist.registry import import_members
 
-CONF = REPOSITORY / "conf"
 REGISTRIES = tuple(registry for _, registry in iterate_registries())
 FILES = sorted(CONF.rglob("*.yaml"))
 

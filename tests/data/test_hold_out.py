@@ -68,7 +68,7 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     [
         (23, r"data\.holdout=23: leaves none of the 23 training images"),
         (0.01, r"data\.holdout=0\.01: no class has enough of the 23 training images"),
-        (1.5, r"data\.holdout=1\.5: must be a whole number of images, or a share below 1"),
+        (1.5, r"data\.holdout=1\.5: must be a number of images above 1, or a share below 1"),
     ],
 )
 def test_a_hold_out_that_cannot_be_drawn_is_refused(size: float, message: str, tiny: Dataset) -> None:

@@ -1,5 +1,6 @@
 """The recipes of docs/recipes.md train on the same batches to the same weights with and without `from_dataloader`."""
 
+import gc
 import hashlib
 import importlib
 import json
@@ -69,6 +70,7 @@ def run_recipe(script: str, folder: Path, modules: list[str]) -> None:
     os.chdir(folder)
     for module in (*modules, "torchvision", "vitmnist.replacement.from_dataloader"):
         importlib.import_module(module)
+    gc.freeze()  # The first collection of each fork would copy the memory of all these objects.
     fork = multiprocessing.get_context("fork")
     text = (folder / script).read_text(encoding="utf-8")
     for name, (before, after, sizes) in VARIANTS.items():

@@ -103,7 +103,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
 def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any other registered loader is a candidate."""
     LOADERS.register("own")(DirectLoader)
-    monkeypatch.setattr(LOADERS, "names", lambda: ["auto", "cache", "own", "ram"])
+    monkeypatch.setattr(LOADERS, "_members", {name: LOADERS.find(name) for name in ("auto", "cache", "own", "ram")})
     selection, _ = select_loader(AutoOptions(batches=5), TENSORS, SAMPLER, CPU, LoaderCandidate)
     assert [timing.name for timing in selection.candidates] == ["ram", "own"]
 

@@ -71,7 +71,7 @@ def test_a_lock_is_seen_by_processes_and_threads(windows: StartOnWindows) -> Non
     process = windows("-c", LOCKED).until("locked")
     assert windows("-c", LOOK).succeeded() == "True True\n"
     output = process.press_enter().succeeded()
-    assert output.startswith("False\nrun: in use by this process\n")
+    assert output.startswith("False\nrun: in use by another run; wait for it, or stop it\n")
     assert output.splitlines()[3] in ("a" * 10 + "b" * 10, "b" * 10 + "a" * 10)
     assert windows("-c", LOOK).succeeded() == "False True\n"
 
@@ -194,10 +194,6 @@ def test_each_loader_trains_and_its_runs_are_used(windows: StartOnWindows, quick
     loaders = "-m data/loader=ram,cache,gpu_slice,prefetch hydra.sweep.dir=swept"
     auto = "data/loader=auto data.loader.candidates=[ram,prefetch] hydra.run.dir=swept/auto"
     disk = "data/loader=disk data.loader.num_workers=1 hydra.run.dir=swept/disk"  # Each worker imports torch.
-    windows("-c", COMMANDS, *(" ".join([*quick, typed]) for typed in (loaders, auto, disk))).succeeded()
-    folders = sorted(path.parent for path in tmp_path.glob("swept/*/result.json"))
-    assert [bool(result_of(folder)["auto"]) for folder in folders] == [False] * 4 + [True, False]
-    assert len({json.dumps(learned(folder)) for folder in folders}) == 1
     for index in range(2):
         Image.new("L", (28, 28), 100 * index).save(tmp_path / f"{index}.png")
     commands = {
@@ -207,8 +203,12 @@ def test_each_loader_trains_and_its_runs_are_used(windows: StartOnWindows, quick
         "predict swept/disk 0.png 1.png": "0.png",
         "export swept/disk --format torch": "model.pt2.json",
     }
-    output = windows("-c", COMMANDS, *commands).succeeded()
+    trained = [" ".join([*quick, typed]) for typed in (loaders, auto, disk)]
+    output = windows("-c", COMMANDS, *trained, *commands).succeeded()
     assert re.search("(?s)" + ".*".join(commands.values()), output), output
+    folders = sorted(path.parent for path in tmp_path.glob("swept/*/result.json"))
+    assert [bool(result_of(folder)["auto"]) for folder in folders] == [False] * 4 + [True, False]
+    assert len({json.dumps(learned(folder)) for folder in folders}) == 1
     assert (tmp_path / "swept" / "report.html").exists()
 
 

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
+import yaml
 from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -65,13 +66,21 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     assert [*dict.fromkeys(tag.partition("/")[0] for tag in tags)][2:] == ["train_step", "usage", "various", "visuals"]
 
 
-def test_the_last_value_of_the_best_epoch_is_the_value_in_the_report(tmp_path: Path) -> None:
-    result = Result(folder=tmp_path, config={"monitor": "eval_acc"}, eval_split="validation")
-    board = TensorBoard(NoOptions(), tmp_path, result)
+def test_a_job_shows_what_its_sweep_varies_and_the_value_in_the_report(tmp_path: Path) -> None:
+    command = {"task": ["epochs=3", "optimizer.lr=0.1,0.2"]}
+    (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
+    config = {"monitor": "eval_acc", "seed": 1, "epochs": 3, "optimizer": {"lr": 0.1}}
+    job = tmp_path / "0-lr_0.1"
+    job.mkdir()
+    overrides = ["epochs=3", "optimizer.lr=0.1"]
+    result = Result(folder=job, config=config, overrides=overrides, eval_split="validation")
+    board = TensorBoard(NoOptions(), job, result)
     for epoch, accuracy in enumerate((70.0, 90.0, 80.0)):
         result.epochs.append({"epoch": epoch, "eval_acc": accuracy, "ended_at": 1e9, "steps": []})
         board.add_epoch(result.epochs[-1])
-    shown = events(tmp_path)
+    shown = events(job)
+    (keys,) = shown.PluginTagToContent("hparams").values()
+    assert parse_session_start_info_plugin_data(keys).hparams.keys() == {"seed", "optimizer.lr"}
     assert [event.value for event in shown.Scalars("train_end/best_acc")] == [70.0, 90.0, 90.0]
     assert [event.value for event in shown.Scalars("eval/acc")] == [70.0, 90.0, 80.0]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice, repeat
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -72,17 +73,14 @@ def test_an_epoch_with_too_few_or_too_many_batches_is_an_error(
         evaluate(model, loader, Preprocess(tiny.train))
 
 
-def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     """This includes weights, metrics and logged steps: every third of the run, here 6 and 9 in the second epoch."""
     ours, theirs, loader = make_model(), make_model(), make_loader(tiny)
-    draw_order, drawn = EpochSampler.draw_order, []
-    monkeypatch.setattr(
-        EpochSampler, "draw_order", lambda sampler, epoch: drawn.append(epoch) or draw_order(sampler, epoch)
-    )
     progress = new_progress(loader, epoch=1, log_every=3)
-    metrics = train_epoch(make_step(ours, tiny), loader, progress)
-    loader.sampler.sample_ids(2)
-    assert drawn == [1, 2], "each order is drawn once, and the next one ahead"
+    with patch.object(EpochSampler, "draw_order", autospec=True, side_effect=EpochSampler.draw_order) as draw_order:
+        metrics = train_epoch(make_step(ours, tiny), loader, progress)
+        loader.sampler.sample_ids(2)
+    assert [epoch for (_, epoch), _ in draw_order.call_args_list] == [1, 2], "once each, and the next one ahead"
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     losses, correct, steps = [], 0, []
     images = normalized(tiny)

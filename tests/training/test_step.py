@@ -44,6 +44,11 @@ def make_vit(depth: int = 2) -> ViT:
     return ViT(ViTOptions(patch_size=14, dim=16, depth=depth, heads=2, head_dim=8, mlp_dim=16), (1, 28, 28), 10)
 
 
+def make_mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 10))
+
+
 def make_step(
     data: Dataset,
     optimizer: str = "adamw",
@@ -123,11 +128,11 @@ def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
 @pytest.mark.parametrize("is_padded", [False, True], ids=["as they are", "padded"])
 @pytest.mark.parametrize("micro_batch", [100, 3, 1])
+@torch.compiler.set_stance("force_eager")  # A step that is to be compiled pads its batches.
 def test_microbatches_give_the_same_gradient(
     tiny: Dataset, is_padded: bool, micro_batch: int, augment: Compose
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
-    # A step that is to be compiled pads its batches, and `prepare`, which would compile it, is not called.
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1, compile=is_padded)
     assert step.execution.microbatch_size <= micro_batch
     for size in (BATCH, 7, 1):
@@ -159,18 +164,20 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     plain.forward_backward(batch)
     step(batch, lambda step: differences.append(gradient_difference(step.model, plain.model)))
     assert 1e-6 < differences[0] < 0.01  # In float32, the difference would be below the lower bound.
-    for scale, is_finite in ((1e30, False), (1024.0, True), (1e30, False)):
-        step._scaler.update(scale)
-        before = copy.deepcopy(step.model)
-        step(batch)
-        changed = (not torch.equal(*pair) for pair in zip(step.model.parameters(), before.parameters(), strict=True))
-        assert any(changed) == is_finite
-    assert (step.completed_steps, step.pop_skipped_steps(), step.pop_skipped_steps()) == (4, 2, 0)
+    for scale, is_finite in ((1e30, False), (1024.0, True)):
+        state = copy.deepcopy(step.state_dict())
+        step.load_state_dict({**state, "scaler": {**state["scaler"], "scale": scale}})
+        for _ in range(2):  # A scale that overflows is halved after each step.
+            step(batch)
+        unchanged = [torch.equal(value, state["model"][name]) for name, value in step.model.state_dict().items()]
+        assert not any(unchanged) if is_finite else all(unchanged)
+        assert (step.pop_skipped_steps(), step.pop_skipped_steps()) == (0 if is_finite else 2, 0)
+    assert step.completed_steps == 5
     restored.load_state_dict(plain.state_dict())  # The precision may change when a run is resumed.
     restored.load_state_dict(copy.deepcopy(step.state_dict()))
     for trained in (step, restored):
         trained(batch)
-    assert restored._scaler.state_dict() == step._scaler.state_dict() != make_step(tiny)._scaler.state_dict()
+    assert restored.state_dict()["scaler"] == step.state_dict()["scaler"] != plain.state_dict()["scaler"]
     check_same_weights(restored.model, step.model, tolerance=0)
 
 
@@ -195,19 +202,22 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "augment"),
-    # The backend `eager` only traces. Generating code would take most of a minute.
-    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=pytest.mark.slow)],
+    ("backend", "augment", "model"),
+    # The backend `eager` only traces. Generating code for the transformer would take most of a minute.
+    [
+        ("eager", CUTMIX, make_vit(depth=1)),
+        pytest.param("inductor", MIXUP, make_mlp(), marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
     ids=["eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothing(
-    tiny: Dataset, backend: str, augment: Compose, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, backend: str, augment: Compose, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     parts = {"augment": augment, "smoothing": 0.1, "compile": True}
-    step, again = (make_step(tiny, model=make_vit(depth=1), **parts) for _ in range(2))
+    step, again = (make_step(tiny, model=copy.deepcopy(model), **parts) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)

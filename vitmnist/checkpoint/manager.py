@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
+from vitmnist.checkpoint.storage import Checkpoint
 from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import ConfigError, DataError, TrainingError
@@ -25,41 +26,6 @@ from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Checkpoint:
-    """Everything needed to continue a run bit for bit, and to use its weights.
-
-    A new field needs a default for checkpoints without it. If no default is right, increase `storage.FORMAT`.
-
-    Args:
-        config: the configuration, with all keys.
-        model_info: `make_model_info()`: how to build the model, and how to read files for it.
-        dataset_sha256: the checksum of each part of the dataset.
-        step: `TrainStep.state_dict()`: weights, optimizer, number of steps, loss scale and averaged weights.
-        epochs: the records of the completed epochs.
-        rng: `RandomState.to_dict()` of each rank.
-        progress: `EpochProgress.state_dict()` of an unfinished epoch: sums, learning rates, gradient norms and seconds
-            of its steps; None between epochs.
-    """
-
-    config: dict[str, Any]
-    model_info: dict[str, Any]
-    dataset_sha256: dict[str, str]
-    step: dict[str, Any]
-    epochs: list[dict[str, Any]]
-    rng: list[dict[str, Any]]
-    progress: dict[str, Any] | None = None
-
-    def to_state(self) -> dict[str, Any]:
-        """Return the fields by name, as `storage` writes them. Unlike `asdict`, this copies no tensors."""
-        return {option.name: getattr(self, option.name) for option in fields(self)}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "Checkpoint":
-        """Create a checkpoint from the result of `to_state`; keys that its configuration lacks get their defaults."""
-        return cls(**state | {"config": fill_defaults(state["config"])})
 
 
 @dataclass(eq=False)
@@ -87,32 +53,33 @@ class CheckpointManager:
         finite = [parameter.isfinite().all() for parameter in step.model.parameters()]
         if not torch.stack(finite).all():  # One wait for the GPU, not one for each parameter.
             raise TrainingError("the weights are no longer finite; try a smaller optimizer.lr")
-        checkpoint = Checkpoint(
-            config=to_json_values(self.config),
-            model_info=self._model_info,
-            dataset_sha256=self._checksums,
-            step=step.state_dict(),
-            epochs=self.result.epochs,
-            rng=self.world.all_gather_object(RandomState(device=step.device).to_dict()),
-            progress=progress.state_dict() if progress else None,
-        )
+        checkpoint: Checkpoint = {
+            "format": storage.FORMAT,
+            "config": to_json_values(self.config),
+            "model_info": self._model_info,
+            "dataset_sha256": self._checksums,
+            "step": step.state_dict(),
+            "epochs": self.result.epochs,
+            "rng": self.world.all_gather_object(RandomState(device=step.device).to_dict()),
+            "progress": progress.state_dict() if progress else None,
+        }
         if self.world.is_main:
-            storage.write_checkpoint(self.result.folder, checkpoint.to_state(), is_best)
+            storage.write_checkpoint(self.result.folder, checkpoint, is_best)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
         """Restore the run and the progress of its epoch; raises `DataError` if dataset or checkpoint do not fit."""
         with storage.as_damaged_error(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["last"]):
-            saved = checkpoint.dataset_sha256
+            saved = checkpoint["dataset_sha256"]
             if differing := [name for name, value in self._checksums.items() if saved.get(name) != value]:
                 raise DataError(f"the dataset has changed since the run began: {', '.join(differing)} differ")
-            self.step.load_state_dict(checkpoint.step)
-            if checkpoint.progress:
-                progress.load_state_dict(checkpoint.progress)
+            self.step.load_state_dict(checkpoint["step"])
+            if checkpoint["progress"]:
+                progress.load_state_dict(checkpoint["progress"])
             # Ranks added since the checkpoint keep the seed of `seed_rank`.
-            if self.world.rank < len(checkpoint.rng):
-                RandomState(device=self.step.device).load_dict(checkpoint.rng[self.world.rank])
-        log.info("resumed after %d epochs and %d batches", len(checkpoint.epochs), progress.accumulator.num_batches)
+            if self.world.rank < len(checkpoint["rng"]):
+                RandomState(device=self.step.device).load_dict(checkpoint["rng"][self.world.rank])
+        log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
@@ -183,12 +150,11 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
         ConfigError: a key that must not change differs, or the run has already started more epochs than configured.
         DataError: the checkpoint cannot be read.
     """
-    state = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
-    if state is None:
+    checkpoint = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
+    if checkpoint is None:
         return None
-    checkpoint = Checkpoint.from_state(state)
-    check_resumable(checkpoint.config, config)
-    started = len(checkpoint.epochs) + bool(checkpoint.progress)
+    check_resumable(fill_defaults(checkpoint["config"]), config)
+    started = len(checkpoint["epochs"]) + bool(checkpoint["progress"])
     if config.epochs < started:
         raise ConfigError(
             f"epochs={config.epochs}: the run has already started epoch {started}; set epochs={started} or more"

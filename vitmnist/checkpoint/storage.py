@@ -17,7 +17,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import safe_open
@@ -39,36 +39,45 @@ STATE_DICT_KEYS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_d
 """Keys of the weights in checkpoints of this project, timm, Lightning and others; averaged weights come first."""
 
 
+class Checkpoint(TypedDict):
+    """Everything needed to continue a run bit for bit, and to use its weights: plain values and tensors.
+
+    Read a new key with `get`, because older checkpoints lack it. If no default is right, increase `FORMAT`.
+    """
+
+    format: int  # `FORMAT` of the program that wrote the checkpoint
+    config: dict[str, Any]  # the configuration, with all keys
+    model_info: dict[str, Any]  # `make_model_info()`: how to build the model, and how to read files for it
+    dataset_sha256: dict[str, str]  # the checksum of each part of the dataset
+    step: dict[str, Any]  # `TrainStep.state_dict()`, with the weights
+    epochs: list[dict[str, Any]]  # the records of the completed epochs
+    rng: list[dict[str, Any]]  # `RandomState.to_dict()` of each rank
+    progress: dict[str, Any] | None  # `EpochProgress.state_dict()` of an unfinished epoch; None between epochs
+
+
 class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def write_checkpoint(folder: Path, state: dict[str, Any], is_best: bool = False) -> None:
+def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `is_best`; the old `last.pt` becomes `previous.pt`.
 
-    Args:
-        state: dicts, lists, numbers, strings and tensors only, because unpickling must run no code.
-
-    Raises:
-        DataError: the checkpoint cannot be written; the earlier ones are unchanged.
+    Raises `OSError` if the checkpoint cannot be written; the earlier ones are unchanged.
     """
     checkpoints = folder / FOLDER
     last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, **state}, buffer)
+    torch.save(checkpoint, buffer)
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
-    try:
-        checkpoints.mkdir(exist_ok=True)
-        # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
-        if is_best:
-            write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() else None)
-    except OSError as error:
-        raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
+    checkpoints.mkdir(exist_ok=True)
+    # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
+    if is_best:
+        write_atomic(checkpoints / "best.pt", content)
+    write_atomic(last, content, previous if last.exists() else None)
 
 
-def read_newest_checkpoint(folder: Path) -> dict[str, Any] | None:
+def read_newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Read the newest undamaged checkpoint, on the CPU; None without one. Raises as `read_checkpoint_file` does.
 
     The previous checkpoint replaces a damaged one: the next save would otherwise keep the damaged one in its place.
@@ -81,13 +90,13 @@ def read_newest_checkpoint(folder: Path) -> dict[str, Any] | None:
             if not previous.exists():
                 raise
             log.warning("%s; %s is read instead", error, previous.name)
-            state = read_checkpoint_file(previous)
+            checkpoint = read_checkpoint_file(previous)
             rename(previous, last)
-            return state
+            return checkpoint
     return read_checkpoint_file(previous) if previous.exists() else None
 
 
-def read_checkpoint_file(path: Path) -> dict[str, Any]:
+def read_checkpoint_file(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; unpickling runs no code from it.
 
     Raises:
@@ -99,13 +108,13 @@ def read_checkpoint_file(path: Path) -> dict[str, Any]:
     if hashlib.sha256(memoryview(content)[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
         raise DamagedError(f"{path}: is damaged or not a checkpoint: its checksum does not match")
     with as_damaged_error(path):
-        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if (version := state.pop("format")) != FORMAT:
+        checkpoint: Checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if (version := checkpoint["format"]) != FORMAT:
             raise DataError(
                 f"{path}: was written by another version of the program (checkpoint format {version!r:.40}; "
                 f"this version has {FORMAT}); start a new run, or resume it with that version"
             )
-        return state
+        return checkpoint
 
 
 @contextmanager
@@ -140,8 +149,8 @@ def find_weights_file(folder: Path, names: Sequence[str]) -> Path:
 def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Read `model_info` and the weights from a file of this project; averaged weights take precedence."""
     if path.suffix == ".pt":
-        state = read_checkpoint_file(path)
-        return state["model_info"], (state["step"]["ema"] or state["step"])["model"]
+        checkpoint = read_checkpoint_file(path)
+        return checkpoint["model_info"], (checkpoint["step"]["ema"] or checkpoint["step"])["model"]
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
         return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # The file is not a dict.
@@ -160,10 +169,7 @@ def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
         raise ConfigError(f"{key}={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
-        tensors = read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
-        if not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError("some weights are not finite")
-        return tensors
+        return read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
 
 
 def _read_foreign_weights(path: Path) -> dict[str, torch.Tensor]:

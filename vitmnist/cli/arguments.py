@@ -2,6 +2,7 @@
 
 import os
 import re
+import reprlib
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -11,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
 from vitmnist.config.validation import escape_interpolations
@@ -107,16 +109,11 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
-def quote(text: str, mark: str = "'") -> str:
-    """Quote text as a value in Hydra's grammar, where a backslash is special before a quote and at the end.
-
-    `${` is escaped, so that it is no interpolation.
-    """
+def quote(text: str, mark: Quote = Quote.single) -> str:
+    """Quote text as a value in Hydra's grammar; `${` is escaped, so that it is no interpolation."""
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
-    pattern = rf"(\\*)({mark}|$)"
-    escaped = re.sub(pattern, lambda match: 2 * match[1] + (match[2] and f"\\{mark}"), escape_interpolations(text))
-    return f"{mark}{escaped}{mark}"
+    return QuotedString(escape_interpolations(text), mark).with_quotes()
 
 
 def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:
@@ -158,4 +155,4 @@ def _format_value(key: str, value: object) -> str:
         names = [re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", str(name)) for name in value]
         items = [_format_value(key, item) for item in value.values()]
         return f"{{{','.join(map(':'.join, zip(names, items, strict=True)))}}}"
-    raise ConfigError(f"{key}={value!r}: must be a number, text, a path, None, a list or a dict")
+    raise ConfigError(f"{key}={reprlib.repr(value)}: must be a number, text, a path, None, a list or a dict")

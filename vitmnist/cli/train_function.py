@@ -6,9 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
+from hydra.core.config_store import ConfigStore
 from hydra.types import RunMode
 
 from vitmnist.cli.arguments import parse_arguments, quote, to_overrides
@@ -17,7 +17,9 @@ from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.cli.train import configure_run, train_run
+from vitmnist.config import CONF
 from vitmnist.config.compose import compose_command, initialize_hydra
+from vitmnist.config.schema import iterate_registries
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.random_state import preserve_random_state
@@ -74,10 +76,13 @@ def _train(argv: list[str]) -> Result:
     try:
         with ExitStack() as resources:
             for argument in argv:
+                if not isinstance(argument, str):
+                    raise ConfigError(f"vitmnist.train: {argument!r} must be text; unpack a dict: **{{…}}")
                 if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
                     advice = "pass KEY=VALUE or --config-dir=FOLDER"
                     raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
             arguments = parse_arguments(argv)
+            store_members()
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
                 raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
@@ -94,6 +99,14 @@ def _train(argv: list[str]) -> Result:
         if translated is error:
             raise
         raise translated from error
+
+
+def store_members() -> None:
+    """Let Hydra select members that have no YAML file, such as a model of a notebook, with their default options."""
+    for _, group in iterate_registries():
+        for name in group.members():
+            if not (CONF / group.group / f"{name}.yaml").exists():
+                ConfigStore.instance().store(name, group.with_defaults({"name": name}), group.group)
 
 
 def _translate_error(error: BaseException, stop: StopSignal, folder: Path | None) -> BaseException:
@@ -114,10 +127,8 @@ def _translate_error(error: BaseException, stop: StopSignal, folder: Path | None
 @contextmanager
 def preserve_process_state() -> Iterator[None]:
     """Restore the state of the process that a run changes: random states, and torch's flags and current device."""
-    flags: Any = torch.utils.deterministic
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    is_filled = flags.fill_uninitialized_memory
     # Before the first use of a GPU, its generator has this seed. Reading its state would allocate memory on the GPU.
     seed, device, states = torch.initial_seed(), 0, []
     if torch.cuda.is_initialized():
@@ -126,7 +137,6 @@ def preserve_process_state() -> Iterator[None]:
         with preserve_random_state():
             yield
     finally:
-        flags.fill_uninitialized_memory = is_filled
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warn_only)
         torch.cuda.manual_seed_all(seed)
         if torch.cuda.is_initialized():

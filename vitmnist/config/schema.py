@@ -156,7 +156,7 @@ def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[
 
 
 def iterate_registries() -> Iterator[tuple[str, Any]]:
-    """Yield the key of each config group and its registry."""
+    """Yield the key of each config group and its `ConfigGroup`, which is in a layer above."""
     for key, metadata in iterate_metadata():
         if metadata.registry:
             yield key, resolve_name(metadata.registry)

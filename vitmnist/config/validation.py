@@ -38,7 +38,7 @@ class KeyMetadata:
     is_range: bool = False  # The value is a pair of numbers, the lower one first.
     allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
-    affects: Literal["result", "rounding", "nothing"] = "result"  # Rounding includes the time.
+    affects: Literal["result", "rounding", "nothing"] = "result"  # What the key changes; time counts as rounding.
     may_change: bool = False  # A resumed run may have another value, although the key affects the result.
 
 

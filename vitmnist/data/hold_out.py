@@ -41,10 +41,10 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
     key, train = f"data.holdout={size}", dataset.train
     generator = torch.Generator().manual_seed(seed)
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
-    if isinstance(size, int):
+    if isinstance(size, int) and size > 1:
         is_held_out[torch.randperm(len(train), generator=generator)[:size]] = True
     elif size >= 1:
-        raise ConfigError(f"{key}: must be a whole number of images, or a share below 1, such as 0.1")
+        raise ConfigError(f"{key}: must be a number of images above 1, or a share below 1, such as 0.1")
     else:
         for label in train.labels.unique():
             rows = (train.labels == label).nonzero().flatten()

@@ -100,7 +100,5 @@ class PairwiseComparison(Generic[T]):
         return [value - subtrahends[name] for name, value in minuends.items() if name in subtrahends]
 
 
-def format_spread(spread: Spread) -> str:
-    if spread.n == 1:
-        return "one round"
-    return f"range {format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"
+def format_range(spread: Spread) -> str:
+    return f"{format_seconds(spread.low)}–{format_seconds(spread.high)}, n={spread.n}"

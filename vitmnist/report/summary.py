@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_spread
+from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_range
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
@@ -147,4 +147,5 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
 
 
 def _format_time(time: Spread) -> str:
-    return f"{format_seconds(time.median)} s per epoch ({format_spread(time)})"
+    rounds = f"range {format_range(time)}" if time.n > 1 else "one round"
+    return f"{format_seconds(time.median)} s per epoch ({rounds})"

@@ -24,7 +24,7 @@ from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare
 from vitmnist.report.plots import draw_panels, join_panels
-from vitmnist.report.statistics import format_spread
+from vitmnist.report.statistics import format_range
 from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
 from vitmnist.runtime.files import UnreadableError, display_path, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
@@ -90,9 +90,8 @@ def _format_section(
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
         best, *equal = comparison.best_runs(comparison.sorted_rows[0])
-        tie = f", the first of {1 + len(equal)} equal runs" if equal else ""
-        first += " Its best" if comparison.quality_differs else " Best"
-        first += f" run: {link(_relative_folder(best, output))}{tie}"
+        first += f" {'Its best' if comparison.quality_differs else 'Best'} run: {link(_relative_folder(best, output))}"
+        first += f", the first of {1 + len(equal)} equal runs" * bool(equal)
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     machine = clean(comparison.machine_and_data)
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"
@@ -165,8 +164,8 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
             columns |= _format_metric(comparison, replace(table["eval_acc"], name=TEST_ACC, column="test accuracy, %"))
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
-        ranges = [format_spread(row.epoch_s) if row.epoch_s and row.epoch_s.n > 1 else EMPTY_CELL for row in rows]
-        columns["range"] = [text.removeprefix("range ") for text in ranges]
+        times = [row.epoch_s for row in rows]
+        columns["range"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
         columns |= settings | {"status": [row.status for row in rows]}
         columns[RUN] = [_relative_folder(comparison.best_runs(row)[0], output) for row in rows]
     shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}

@@ -102,8 +102,7 @@ def format_caption(split: Split, predictions: Predictions, index: int) -> str:
     name = str(split.sample_name(index))[-CAPTION_LENGTH:]  # File names differ at their ends.
     actual = split.classes[int(split.labels[index])]
     predicted = split.classes[int(predictions.predicted[index])]
-    confidence = 100 * float(predictions.confidence[index])
-    lines = (name, f"true: {actual}", f"predicted: {predicted}", f"confidence: {confidence:.1f}%")
+    lines = (name, f"true: {actual}", f"predicted: {predicted}", f"confidence: {predictions.confidence[index]:.1%}")
     return "\n".join(escape_unprintable(line)[:CAPTION_LENGTH] for line in lines)
 
 

@@ -59,25 +59,52 @@ class ModelAndLoss(nn.Module):
         return loss_sum, {name: compute(logits, labels) for name, compute in self._metrics.items()}
 
 
+class GraphedModule(nn.Module):
+    """Runs forward and backward of a module as CUDA graphs, one for each shape and dtype of inputs passed to `capture`.
+
+    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them; a graph
+    launches them at once. Other inputs run eagerly, because a replay would silently broadcast and convert them. Each
+    replay writes its outputs and gradients to the same memory, so the caller must copy the outputs, and set the
+    gradients to None before each call. The parameters must not move in memory.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
+        """The graphs by the names, shapes and dtypes of their inputs."""
+
+    def capture(self, inputs: dict[str, Tensor]) -> None:
+        """Capture forward and backward for such inputs, unless they were captured before.
+
+        No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the module waits for the
+        GPU, or does anything else that cannot be captured.
+        """
+        if _signature(inputs) in self._graphs:
+            return
+        samples = {name: tensor.clone() for name, tensor in inputs.items()}
+        self.module.zero_grad()
+        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
+        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
+        # Torch replaces the `forward` method of its argument. Wrap the module so that it stays as it is.
+        wrapper = nn.Sequential(self.module)
+        self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+        return self._graphs.get(_signature(inputs), self.module)(inputs)
+
+
+def _signature(inputs: dict[str, Tensor]) -> object:
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())
+
+
 @dataclass(eq=False)
 class Execution:
     """Divides the batches of a step into microbatches, and computes the loss of each.
 
-    `_run` computes the loss of a microbatch. Each mode has one method that assigns it:
-
-        eager       `_run_eagerly`, in the beginning and after another mode has failed
-        compiled    `_compile`, called by `prepare`
-        CUDA graph  `_capture`, called by `prepare`
-        DDP         `distribute`, around the eager or compiled module
-
     Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
     normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
-
-    With small batches, the host needs longer to launch the kernels of a step than the GPU needs to run them. A CUDA
-    graph launches those of forward and backward at once (`torch.cuda.make_graphed_callables`). Shapes and dtypes that
-    were not captured run eagerly, because a replay would silently broadcast and convert them. Each replay writes its
-    outputs and gradients to the same memory, so the caller must copy the outputs, and set the gradients to None before
-    each call. The parameters must not move in memory.
 
     Args:
         model: returns logits `[B, classes]`.
@@ -99,7 +126,7 @@ class Execution:
         # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
         self._num_microbatches = math.ceil(self.batch_size / (self.options.micro_batch or self.batch_size))
         self.microbatch_size = math.ceil(self.batch_size / self._num_microbatches)
-        self._run_eagerly()
+        self._build_module()
         self.train_mode()  # `prepare` compiles the code of this mode.
         self.has_batch_norm = any(isinstance(layer, BATCH_NORMS) and layer.training for layer in self.model.modules())
         """Whether the output for an image depends on its microbatch."""
@@ -110,12 +137,14 @@ class Execution:
                 self.options.micro_batch,
             )
 
-    def _run_eagerly(self) -> None:
-        self._eager = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
-        self._run: Callable[[dict[str, Tensor]], Sums] = self._eager
+    def _build_module(self) -> None:
+        """Build the module that computes the loss: eager, compiled or graphed. `distribute` wraps it with DDP."""
+        module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
         self._mix_batch = self.preprocess.mix_batch
-        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
-        """The captured graphs, by the names, shapes and dtypes of their inputs."""
+        if self.options.compile:  # The first call compiles.
+            module.compile(fullgraph=True, dynamic=False)
+            self._mix_batch = torch.compile(self._mix_batch, fullgraph=True, dynamic=False)
+        self._module: nn.Module = GraphedModule(module) if self.options.graph else module
 
     def train_mode(self) -> None:
         """Set the model to training mode, except frozen batch normalisations."""
@@ -123,7 +152,7 @@ class Execution:
         for norm in self.frozen_batch_norms:
             norm.eval()
 
-    def prepare_batch(self, batch: Batch) -> Batch:
+    def pad_and_mix(self, batch: Batch) -> Batch:
         """Pad a batch for compiled code, and mix its images if configured."""
         whole_microbatches = math.ceil(len(batch) / self.microbatch_size) * self.microbatch_size
         if self.options.compile and not self.has_batch_norm:
@@ -140,20 +169,20 @@ class Execution:
     def compute_loss(self, micro: Batch) -> Sums:
         """Compute the loss and the metrics of a microbatch."""
         with self._eager_if(len(micro) < self.microbatch_size):
-            return self._run(micro.tensors())
+            sums: Sums = self._module(micro.tensors())
+            return sums
 
-    def _eager_if(self, is_short: bool) -> AbstractContextManager[object]:
-        """Skip compiled code for a short batch, which would be compiled again."""
-        return torch.compiler.set_stance("force_eager") if self.options.compile and is_short else nullcontext()
+    def _eager_if(self, is_eager: bool) -> AbstractContextManager[object]:
+        """Skip compiled code, for example for a short batch, which would be compiled again."""
+        return torch.compiler.set_stance("force_eager") if self.options.compile and is_eager else nullcontext()
 
     def distribute(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
-        if isinstance(self._run, nn.Module):  # Graphs support a single rank.
-            self._run = world.wrap_ddp(self._run)
+        self._module = world.wrap_ddp(self._module)
 
     def skip_all_reduce(self) -> AbstractContextManager[object]:
         """Return a context in which a backward pass adds to the gradients of this rank only."""
-        return self._run.no_sync() if isinstance(self._run, DistributedDataParallel) else nullcontext()
+        return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
     def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
         """Compile the code or capture a graph for batches of this size and dtype.
@@ -162,7 +191,7 @@ class Execution:
         changes the gradients, the model's buffers and the random state.
 
         Args:
-            compute_gradient: calls `prepare_batch`, `compute_loss` and `backward`.
+            compute_gradient: calls `pad_and_mix`, `compute_loss` and `backward`.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
@@ -173,51 +202,19 @@ class Execution:
                 log.info("compiling the step, which may take a minute")
             # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
             # libraries such as einops fill their caches, which would otherwise cause a recompilation.
-            compute_gradient(batch)
+            with self._eager_if(True):
+                compute_gradient(batch)
         try:
-            if self.options.compile:
-                self._compile(batch, compute_gradient)
+            if isinstance(self._module, GraphedModule):
+                self._module.capture(self.pad_and_mix(batch).tensors())
             else:
-                self._capture(batch)
+                try:
+                    compute_gradient(batch)  # Later jobs of a sweep hit torch's compile cache here.
+                except Exception:
+                    torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
+                    compute_gradient(batch)
             self.compile_s += time.perf_counter() - started
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self.options = self.options.fall_back(first_line(error))
-            self._run_eagerly()
+            self._build_module()
             log.info("the step stays eager:\n%s", self.options.describe())
-
-    def _compile(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
-        """Compile the module and the mixing by computing a gradient."""
-        if self._run is self._eager:
-            self._run = torch.compile(self._eager, fullgraph=True, dynamic=False)
-            self._mix_batch = torch.compile(self.preprocess.mix_batch, fullgraph=True, dynamic=False)
-        try:
-            compute_gradient(batch)  # Later jobs of a sweep hit torch's compile cache here.
-        except Exception:
-            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
-            compute_gradient(batch)
-
-    def _capture(self, batch: Batch) -> None:
-        """Capture forward and backward for batches of this shape and dtype, unless they were captured before.
-
-        No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the model waits for the
-        GPU, or does anything else that cannot be captured.
-        """
-        samples = {name: tensor.clone() for name, tensor in self.prepare_batch(batch).tensors().items()}
-        if _signature(samples) in self._graphs:
-            return
-        self.model.zero_grad()
-        # Torch warns that the graph keeps autograd nodes of the capture stream alive. This is intended.
-        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
-        make_graphs: Callable[..., Any] = torch.cuda.make_graphed_callables
-        # Torch replaces the `forward` method of its argument. Wrap the module so that it stays as it is.
-        wrapper = nn.Sequential(self._eager)
-        self._graphs[_signature(samples)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
-        self._run = self._replay
-
-    def _replay(self, inputs: dict[str, Tensor]) -> Sums:
-        """Replay the graph for inputs of these shapes and dtypes; without such a graph, run eagerly."""
-        return self._graphs.get(_signature(inputs), self._eager)(inputs)
-
-
-def _signature(inputs: dict[str, Tensor]) -> object:
-    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in inputs.items())

@@ -119,7 +119,7 @@ class EpochProgress:
 
 
 class MetricAccumulator:
-    """The metrics of each batch of one pass.
+    """Loss and metrics of each batch of an epoch or an evaluation, kept on the device.
 
     Each rank adds its own images. Every read is a collective, so all ranks must read at the same point.
     """
@@ -135,7 +135,7 @@ class MetricAccumulator:
         }
 
     def update(self, sums: dict[str, Tensor]) -> None:
-        """Store the result of `TrainStep` for the next batch."""
+        """Store the next batch: this rank's part of its mean `loss`, and each metric summed over this rank's images."""
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1
@@ -146,7 +146,7 @@ class MetricAccumulator:
         return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
     def batch_sums(self, name: str) -> list[float]:
-        """Return the sum of each batch so far, over all ranks; waits for the device."""
+        """Return `loss` or the sum of a metric of each batch so far, over all ranks; waits for the device."""
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 

@@ -1,6 +1,7 @@
 """Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -18,6 +19,7 @@ from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
 from vitmnist.losses import LOSSES, Loss
+from vitmnist.metrics import get_batch_metrics
 from vitmnist.models import MODELS, PretrainedOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
@@ -50,11 +52,7 @@ def check_model(config: Config, device: torch.device) -> None:
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset. On each machine, the first rank downloads or decodes it before the other ranks read the files.
-
-    Raises:
-        ConfigError, DataError: the dataset is unknown, or cannot be read.
-    """
+    """Read the dataset. On each machine, the first rank downloads or decodes it before the others read it."""
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
@@ -168,6 +166,18 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"batch, adds 0{reason}"
             )
     return LOSSES.build(values, train.labels, train.classes, device)
+
+
+def check_batch_metrics(num_classes: int) -> None:
+    """Raise `ConfigError` for a metric that is no sum over the images, such as a mean, which would be divided again."""
+    labels = torch.arange(7) % num_classes
+    predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
+    logits = F.one_hot(predictions, num_classes).float()
+    labels[6] = IGNORED
+    for name, compute in get_batch_metrics().items():
+        parts = [float(compute(logits[rows], labels[rows])) for rows in (slice(2), slice(2, 6))]
+        if not math.isclose(float(compute(logits, labels)), sum(parts), rel_tol=1e-4):
+            raise ConfigError(f"metrics: {name} must be a sum over the images of a batch whose labels are not negative")
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:

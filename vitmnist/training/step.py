@@ -134,7 +134,7 @@ class TrainStep:
         for parameter in self._parameters:
             parameter.grad = None
         totals: dict[str, Tensor] = {}
-        batch = self.execution.prepare_batch(batch)
+        batch = self.execution.pad_and_mix(batch)
         microbatches = list(batch.microbatches(self.execution.microbatch_size))
         for micro in microbatches:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.

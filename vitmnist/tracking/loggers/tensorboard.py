@@ -4,6 +4,7 @@ import io
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -16,7 +17,7 @@ from torch.utils.tensorboard.summary import hparams, image, text
 from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.files import append_bytes
+from vitmnist.runtime.files import append_bytes, read_json_or_yaml
 from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
 from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
@@ -86,17 +87,19 @@ class TensorBoard(Logger):
 
 
 def _hyperparameters(result: Result) -> Summary:
-    """Return the seed and the overridden keys, for HParams, which finds the metrics itself.
+    """Return the seed and the overridden keys, of a sweep only the varied ones; HParams finds the metrics itself.
 
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
-    overridden = [override.partition("=")[0].lstrip("+").replace("/", ".") for override in result.overrides]
+    record = result.folder.parent / "multirun.yaml"
+    sweep: Any = read_json_or_yaml(record) if record.exists() else None
+    varied = [text for text in result.overrides if not sweep or text not in sweep["hydra"]["overrides"]["task"]]
+    overridden = [text.partition("=")[0].lstrip("+").replace("/", ".") for text in varied]
     ignored = find_ignored_keys()
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
         name = key.removesuffix(".name")  # The member of a group, as it is set on the command line
-        is_shown = name in ("seed", *overridden) and not is_under(key, ignored)
-        if is_shown and not isinstance(value, list):
+        if name in ("seed", *overridden) and not is_under(key, ignored) and not isinstance(value, list):
             # HParams shows the seed 1 as 1.0000 if it is a number.
             values[name] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
