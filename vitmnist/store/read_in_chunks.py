@@ -7,10 +7,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
+from tqdm.auto import tqdm
 
 from vitmnist.errors import DataError, UserError, format_error
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.runtime.progress_bar import tqdm
 
 MAX_CHUNK_NBYTES = 2**22
 """Maximum number of bytes in a chunk: a worker passes it through /dev/shm, which is small in containers."""
