@@ -145,7 +145,7 @@ def test_a_batch_and_a_list_are_predicted_image_by_image(
         (np.zeros((0, 28), np.uint8), "an image cannot be converted: "),
         ([[0, 255], [255, 0]], "^a model takes paths, PIL images, uint8 arrays and lists of these, found int$"),
         ({"image": 3}, "lists of these, found dict$"),
-        (b"\x89PNG", r"found bytes; open bytes with PIL\.Image\.open\(io\.BytesIO"),
+        (b"\x89PNG", "found bytes"),
         (None, "found NoneType$"),
         ("nothing.png", "^nothing.png: cannot be read as an image: No such file"),
         (Path("."), "cannot be read as an image"),

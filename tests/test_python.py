@@ -44,7 +44,6 @@ STATES: dict[str, Callable[[], object]] = {
     "random state of Python": random.getstate,
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
-    "filled memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,
     "cuDNN": lambda: (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
     "precision": torch.get_float32_matmul_precision,
     "threads of torch": torch.get_num_threads,

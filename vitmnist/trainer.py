@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from vitmnist.augment.preprocess import Preprocess, build_augment
 from vitmnist.checkpoint import storage
@@ -29,7 +30,6 @@ from vitmnist.optim.schedules import build_schedule
 from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
-from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.random_state import seed_rank
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer

@@ -28,7 +28,7 @@ def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Pat
 
     with lock_folder(tmp_path):
         assert not is_in_use(tmp_path)
-        with pytest.raises(InUseError, match="in use by this process"), lock_folder(tmp_path):
+        with pytest.raises(InUseError, match="in use by another run"), lock_folder(tmp_path):
             pass
         assert seen() == "True\n"
     assert seen() == "False\n"
@@ -41,7 +41,7 @@ def test_an_active_run_is_left_alone(
 
     def is_refused_for_now(*typed: str) -> bool:  # with the exit code for which a requeue loop tries again
         ended = train_here(*typed)
-        return ended.returncode == ExitCode.UNFINISHED and "error: here: in use by another process" in ended.stderr
+        return ended.returncode == ExitCode.UNFINISHED and "error: here: in use by another run" in ended.stderr
 
     running = start(*quick, "epochs=100000", "hydra.run.dir=here").until("epoch 2/")
     assert is_refused_for_now(*quick, "hydra.run.dir=here")
@@ -61,6 +61,6 @@ def test_a_job_whose_folder_is_in_use_is_left_unfinished(quick: list[str], start
         numbered = ["hydra.sweep.dir=swept", "hydra.sweep.subdir=${hydra.job.num}"]
         code, output = start(*quick, "-m", "seed=1,2", *numbered).ended()
     assert code == ExitCode.UNFINISHED
-    assert "job 0 failed: swept/0: in use by another process" in output
+    assert "job 0 failed: swept/0: in use by another run" in output
     assert "Traceback" not in output
     assert result_of(tmp_path / "swept" / "1")["status"] == "completed"

@@ -71,7 +71,7 @@ def test_a_lock_is_seen_by_processes_and_threads(windows: StartOnWindows) -> Non
     process = windows("-c", LOCKED).until("locked")
     assert windows("-c", LOOK).succeeded() == "True True\n"
     output = process.press_enter().succeeded()
-    assert output.startswith("False\nrun: in use by this process\n")
+    assert output.startswith("False\nrun: in use by another run; wait for it, or stop it\n")
     assert output.splitlines()[3] in ("a" * 10 + "b" * 10, "b" * 10 + "a" * 10)
     assert windows("-c", LOOK).succeeded() == "False True\n"
 

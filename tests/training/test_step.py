@@ -44,6 +44,11 @@ def make_vit(depth: int = 2) -> ViT:
     return ViT(ViTOptions(patch_size=14, dim=16, depth=depth, heads=2, head_dim=8, mlp_dim=16), (1, 28, 28), 10)
 
 
+def make_mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 10))
+
+
 def make_step(
     data: Dataset,
     optimizer: str = "adamw",
@@ -197,19 +202,22 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "augment"),
-    # The backend `eager` only traces. Generating code would take most of a minute.
-    [("eager", CUTMIX), pytest.param("inductor", MIXUP, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    ("backend", "augment", "model"),
+    # The backend `eager` only traces. Generating code for the transformer would take most of a minute.
+    [
+        ("eager", CUTMIX, make_vit(depth=1)),
+        pytest.param("inductor", MIXUP, make_mlp(), marks=[pytest.mark.slow, pytest.mark.timeout(300)]),
+    ],
     ids=["eager, cutmix", "inductor, mixup"],
 )
 @torch._dynamo.config.patch(error_on_recompile=True)
 def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothing(
-    tiny: Dataset, backend: str, augment: Compose, monkeypatch: pytest.MonkeyPatch
+    tiny: Dataset, backend: str, augment: Compose, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.compiler.reset()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     parts = {"augment": augment, "smoothing": 0.1, "compile": True}
-    step, again = (make_step(tiny, model=make_vit(depth=1), **parts) for _ in range(2))
+    step, again = (make_step(tiny, model=copy.deepcopy(model), **parts) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.prepare(batches)

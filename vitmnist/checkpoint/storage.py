@@ -62,7 +62,7 @@ class DamagedError(DataError):
 def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False) -> None:
     """Write `last.pt` in the folder of a run, and `best.pt` if `is_best`; the old `last.pt` becomes `previous.pt`.
 
-    Raises `DataError` if the checkpoint cannot be written; the earlier ones are unchanged.
+    Raises `OSError` if the checkpoint cannot be written; the earlier ones are unchanged.
     """
     checkpoints = folder / FOLDER
     last, previous = checkpoints / "last.pt", checkpoints / "previous.pt"
@@ -70,14 +70,11 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False
     torch.save(checkpoint, buffer)
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
-    try:
-        checkpoints.mkdir(exist_ok=True)
-        # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
-        if is_best:
-            write_atomic(checkpoints / "best.pt", content)
-        write_atomic(last, content, previous if last.exists() else None)
-    except OSError as error:
-        raise DataError(f"cannot write the checkpoint {error.filename or checkpoints}: {error.strerror}") from error
+    checkpoints.mkdir(exist_ok=True)
+    # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
+    if is_best:
+        write_atomic(checkpoints / "best.pt", content)
+    write_atomic(last, content, previous if last.exists() else None)
 
 
 def read_newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -172,10 +169,7 @@ def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():
         raise ConfigError(f"{key}={init}: there is no such folder of a run, .safetensors, .pt or .pth file")
     with as_damaged_error(path):
-        tensors = read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
-        if not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise ValueError("some weights are not finite")
-        return tensors
+        return read_weights_file(path)[1] if is_run else _read_foreign_weights(path)
 
 
 def _read_foreign_weights(path: Path) -> dict[str, torch.Tensor]:

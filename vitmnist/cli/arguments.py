@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
 from vitmnist.config.validation import escape_interpolations
@@ -108,16 +109,11 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
     return values[-1].strip("'\"") if values and values[-1] != "null" else None
 
 
-def quote(text: str, mark: str = "'") -> str:
-    """Quote text as a value in Hydra's grammar, where a backslash is special before a quote and at the end.
-
-    `${` is escaped, so that it is no interpolation.
-    """
+def quote(text: str, mark: Quote = Quote.single) -> str:
+    """Quote text as a value in Hydra's grammar; `${` is escaped, so that it is no interpolation."""
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
-    pattern = rf"(\\*)({mark}|$)"
-    escaped = re.sub(pattern, lambda match: 2 * match[1] + (match[2] and f"\\{mark}"), escape_interpolations(text))
-    return f"{mark}{escaped}{mark}"
+    return QuotedString(escape_interpolations(text), mark).with_quotes()
 
 
 def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]:

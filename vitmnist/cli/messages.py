@@ -5,6 +5,7 @@ import shlex
 from traceback import walk_tb
 
 import yaml
+from hydra.core.override_parser.types import Quote
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -59,7 +60,7 @@ def _describe_unparsable_override(override: str) -> str:
     """Describe an override that is outside Hydra's grammar, such as `data.root=~/data`."""
     if not (match := re.fullmatch(r"(\S+?)=(.*)", override, re.DOTALL)):
         return f"{override}: must be KEY=VALUE, without spaces around the sign"
-    quoted = f"{match[1]}=" + quote(match[2], mark='"')
+    quoted = f"{match[1]}=" + quote(match[2], Quote.double)
     return f"{override}: cannot be parsed; quote text with special characters: {shlex.quote(quoted)}"
 
 

@@ -1,23 +1,21 @@
-"""The process of `train`: connecting ranks, locking the folder of a run, and messages at the end."""
+"""The process of `train`: connecting ranks, importing the trainer, and messages at the end."""
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
 import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.errors import ConfigError, PeerError, RunInterrupted
+from vitmnist.errors import PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import lock_folder
-from vitmnist.runtime.signals import exit_interrupted, handle_signals, ignore_stop_signals
+from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
 if TYPE_CHECKING:
@@ -53,31 +51,7 @@ def connected_ranks() -> Iterator[World]:
         if error is raised:
             raise
         raise error from raised
-    finally:
-        # Unloading torch takes a second, in which a signal must not change the exit code.
-        atexit.register(ignore_stop_signals)
     world.disconnect()
-
-
-@contextmanager
-def locked_folder(folder: Path, key: str, *, refuse_existing: bool) -> Iterator[None]:
-    """Create the folder of a run or sweep, and lock it in the block; `key` is the configuration key of the folder.
-
-    Raises:
-        ConfigError: the folder cannot be created, is in use, or holds records and `refuse_existing` is true.
-    """
-    path = display_path(folder)
-    with ExitStack() as lock:
-        try:
-            lock.enter_context(lock_folder(folder))
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; set another folder with {key}=FOLDER") from error
-        if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
-            raise ConfigError(
-                f"{key}={path}: holds records already, which would be overwritten; set another folder, or resume with "
-                "resume=auto"
-            )
-        yield
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, quote, without_keys
 from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.cli.process import import_trainer, locked_folder, results_in_message
+from vitmnist.cli.process import import_trainer, results_in_message
 from vitmnist.cli.resume import print_if_completed
 from vitmnist.config import parse_key
 from vitmnist.config.schema import Config
@@ -71,7 +71,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
     sweep_arguments = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
     resume_arguments = [*sweep_arguments, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     with (
-        locked_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),
+        lock_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),
         results_in_message(folder, f"{format_command()} {shlex.join(resume_arguments)}"),
     ):
         try:
@@ -156,7 +156,7 @@ class Job:
             # A search does not repeat a failed trial, which counts as a trial.
             if _is_search(hydra) and read_run(folder).result.status == "failed":
                 return None
-            with lock_folder(folder):
+            with lock_folder(folder, "hydra.sweep.dir"):
                 if not print_if_completed(folder, config):
                     resume = str(folder) if has_checkpoint(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()

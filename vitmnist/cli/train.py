@@ -22,7 +22,7 @@ from omegaconf import DictConfig, read_write
 import vitmnist
 from vitmnist.cli.arguments import Arguments, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
-from vitmnist.cli.process import connected_ranks, import_trainer, locked_folder, results_in_message
+from vitmnist.cli.process import connected_ranks, import_trainer, results_in_message
 from vitmnist.cli.resume import print_if_completed, split_global_overrides
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override, parse_key
@@ -30,7 +30,7 @@ from vitmnist.config.compose import compose, compose_command, initialize_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import has_checkpoint
+from vitmnist.runtime.run_folder import has_checkpoint, lock_folder
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.recorded_config import load_recorded_config
@@ -120,7 +120,7 @@ def configure_run(
         overrides = [*global_overrides, *overrides]
     else:
         config = validate(Config, values)
-    resources.enter_context(locked_folder(folder, "hydra.run.dir", refuse_existing=arguments.resume is None))
+    resources.enter_context(lock_folder(folder, refuse_existing=arguments.resume is None))
     config = replace(config, resume=str(folder) if is_resumed else None)
     with read_write(hydra_values.runtime):
         hydra_values.runtime.output_dir = str(folder.absolute())

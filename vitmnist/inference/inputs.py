@@ -35,9 +35,8 @@ def iterate_images(images: ImageInput | Iterable[ImageInput], channels: int) -> 
         for image in images:
             yield from iterate_images(image, channels)
     else:
-        open_bytes = "; open bytes with PIL.Image.open(io.BytesIO(content))" if isinstance(images, bytes) else ""
         name = type(images).__name__
-        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {name}{open_bytes}")
+        raise DataError(f"a model takes paths, PIL images, uint8 arrays and lists of these, found {name}")
 
 
 def split_array(array: Pixels | Tensor, channels: int) -> Iterable[Pixels]:

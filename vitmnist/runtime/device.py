@@ -96,13 +96,7 @@ def _explain_unavailable_cuda() -> str:
     return reason
 
 
-class CompletedEvent:
-    """An event of a device that finishes each operation before the call returns."""
-
-    def synchronize(self) -> None: ...
-
-
-Event = CompletedEvent | torch.cuda.Event
+Event = torch.cpu.Event | torch.cuda.Event
 """A point in the work of a stream."""
 
 
@@ -132,7 +126,7 @@ class DeviceQueue:
 
     def record_event(self) -> Event:
         """Record an event after everything queued on the current stream so far."""
-        return CompletedEvent()
+        return torch.cpu.Event()
 
     def wait_event(self, event: Event) -> None:
         """Make later work of the current stream wait for `event`; the host does not wait."""
@@ -156,8 +150,7 @@ class CudaQueue(DeviceQueue):
         return event
 
     def wait_event(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        torch.cuda.current_stream(self.device).wait_event(event)
+        event.wait(torch.cuda.current_stream(self.device))
 
     def record_stream(self, tensor: Tensor) -> Tensor:
         tensor.record_stream(torch.cuda.current_stream(self.device))

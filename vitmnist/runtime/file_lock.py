@@ -22,11 +22,6 @@ _held_locks: set[tuple[int, Path]] = set()
 _held_locks_guard = threading.Lock()
 
 
-def is_held_here(path: Path) -> bool:
-    """Whether this process holds the lock of a file."""
-    return (os.getpid(), path) in _held_locks
-
-
 @contextmanager
 def wait_for_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file within the block, after waiting until no process or thread holds it; raises `OSError`."""
@@ -68,7 +63,7 @@ def is_locked(path: Path) -> bool:
     """Whether another process has locked a file, also on a read-only file system."""
     with _held_locks_guard:
         # Closing any handle of a file releases the lock of this process on it.
-        if is_held_here(path) or not path.is_file():
+        if (os.getpid(), path) in _held_locks or not path.is_file():
             return False
         try:
             unlock = _lock_file(path, is_shared=True)

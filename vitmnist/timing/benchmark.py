@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
 from vitmnist.errors import classify_error
-from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.timing.table import LoaderTiming, Spread
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from vitmnist.config.validation import config_field, read_size
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
@@ -26,7 +27,6 @@ from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
 from vitmnist.errors import ConfigError, DataError, UserError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, create_decoder_context
-from vitmnist.runtime.progress_bar import tqdm
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.rows import as_contiguous_rows, is_large
 
