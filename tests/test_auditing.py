@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -129,6 +130,15 @@ def distributed(dataset: Dataset) -> DataLoader:
     return DataLoader(dataset, BATCH_SIZE, sampler=DistributedSampler(dataset, 1, 0))
 
 
+def test_a_loader_without_settings_is_built_twice_and_compared() -> None:
+    seeds = count()
+
+    def build(dataset: Dataset) -> DataLoader:
+        return DataLoader(dataset, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(next(seeds)))
+
+    assert find_result(audit_small(build), SAME).startswith("FAILED: built twice: epoch 0, batch 0: expected samples")
+
+
 def test_what_a_loader_cannot_show_is_not_checked_and_a_dropped_short_batch_is_no_failure() -> None:
     short = audit_small(partial(CustomLoader, fault="drops the last batch"))
     assert (short.ok, find_result(short, ONCE)) == (True, "ok: 64 samples, 12 batches, 4 samples dropped")
@@ -202,7 +212,7 @@ def test_a_balanced_loader_repeats_samples_with_other_random_numbers(monkeypatch
 
     report = audit_small(build, strict=True)
     assert report.ok
-    assert report.results[0].status == "not checked"
+    assert report.results[0].detail == "balanced: 64 samples of 2 classes, 0 samples dropped"
     with pytest.raises(AssertionError, match="shuffle=balanced: needs the class of each image; "):
         audit_small(partial(build, labels=None), strict=True)
     draw_order = EpochSampler.draw_order

@@ -120,8 +120,8 @@ class _AuditedLoader:
     build: Callable[..., Any]
     data: AuditDataset
     settings: dict[str, int]
-    is_balanced: bool = False
-    """Whether the loader delivers as many samples of each class, so that some indices repeat."""
+    labels: torch.Tensor | None = None
+    """The classes between which the loader balances; None if it delivers each index once."""
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
         seed_generators(0, 0, 0)  # Training scripts seed the generators before they build a loader.
@@ -133,7 +133,7 @@ class _AuditedLoader:
         size = self.data.size
         with self.open(**settings) as loader:
             sampler = getattr(loader, "sampler", None)
-            self.is_balanced = isinstance(sampler, EpochSampler) and sampler.labels is not None
+            self.labels = sampler.labels if isinstance(sampler, EpochSampler) else None
             epochs = [[_copy(batch) for batch in islice(_start(loader, epoch), size + 1)] for epoch in (0, 1)]
         for epoch, batches in enumerate(epochs):
             if not 0 < len(batches) <= size:
@@ -155,8 +155,8 @@ class _AuditedLoader:
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}
         can_drop = batch_sizes.pop() - 1 if len(batch_sizes) == 1 else 0
-        if self.is_balanced:
-            raise SkipTest("a balanced epoch repeats samples of rare classes")
+        if self.labels is not None:
+            return self._check_balance(orders, self.labels, can_drop)
         for epoch, order in enumerate(orders):
             if repeated := [index for index, count in Counter(order).items() if count > 1]:
                 raise AssertionError(f"epoch {epoch}: index {repeated[0]} came twice; such indices: {len(repeated)}")
@@ -166,6 +166,17 @@ class _AuditedLoader:
             raise AssertionError(f"index {missing[0][0]} never came in epochs 0 and 1, whose orders differ")
         return f"{self.data.size} samples, {len(self.epochs[0])} batches, {len(missing[0])} samples dropped"
 
+    def _check_balance(self, orders: list[list[int]], labels: torch.Tensor, can_drop: int) -> str:
+        """Check that classes came equally often; `shuffle="balanced"` repeats samples."""
+        for epoch, order in enumerate(orders):
+            totals = (labels[order] == labels.unique()[:, None]).sum(dim=1)
+            dropped = self.data.size - len(order)
+            if not 0 <= dropped <= can_drop or totals.max() - totals.min() > 1 + dropped:
+                raise AssertionError(
+                    f"epoch {epoch}: {len(order)} samples, from {min(totals)} to {max(totals)} of a class"
+                )
+        return f"balanced: {self.data.size} samples of {len(totals)} classes, {dropped} samples dropped"
+
     def check_orders(self) -> str:
         first, second = map(_order, self.epochs)
         if first == second:
@@ -173,11 +184,13 @@ class _AuditedLoader:
         return "epochs 0 and 1"
 
     def check_workers(self) -> str:
-        if "num_workers" not in self.settings:
-            raise SkipTest("the factory takes no num_workers")
-        for index, epoch in enumerate(self.read(num_workers=0)):
-            _compare(self.epochs[index], epoch, f"0 and 2 workers: epoch {index}")
-        return "0 and 2 workers, 2 epochs"
+        builds: dict[str, dict[str, int]] = {"built twice": {}}
+        if "num_workers" in self.settings:
+            builds["0 and 2 workers"] = {"num_workers": 0}
+        for name, settings in builds.items():
+            for index, epoch in enumerate(self.read(**settings)):
+                _compare(self.epochs[index], epoch, f"{name}: epoch {index}")
+        return f"{', '.join(builds)}; 2 epochs"
 
     def check_resuming(self) -> str:
         start = len(self.epochs[1]) // 2

@@ -19,12 +19,14 @@ from vitmnist.timing.table import format_seconds
 THEMES = {"light": ("#1f2328", "#c2410c", "#9aa4af"), "dark": ("#e6edf3", "#fb923c", "#6b7682")}
 BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
 # The sweep is `SWEEP` in benchmarks/all.py.
-SUBTITLE = "Seconds per epoch of a CNN on 6,000 MNIST images, evaluation included"
-CAPTION = (
-    "Bars: median of three runs on two CPU cores; whiskers: their range. ×: relative to the fastest at a batch size.\n"
-    "The two worker processes of disk share the cores with training, which slows training down."
+SUBTITLE = (
+    "Seconds per epoch of a CNN on 6,000 MNIST images. The two workers of disk compete with training for two cores."
 )
-LABELS = {"gpu_slice": "gpu_slice (host\nmemory here)"}
+CAPTION = (
+    "Bars: median of three runs, evaluation included; whiskers: their range.\n"
+    "×: the seconds divided by the seconds of the fastest loader at that batch size."
+)
+LABELS = {"gpu_slice": "gpu_slice\n(host memory)"}
 """The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""
 MIN_SHARE = 0.01
 """A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
@@ -79,10 +81,11 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
                 # An edge in the colour of the background separates whiskers from the bar.
                 for line, width in ((BACKGROUNDS[theme], 4), (text, 1.2)):
                     axes.errorbar(time.seconds, position, xerr=reach, color=line, lw=width, capthick=width, capsize=4)
-                end, weight = f"{format_seconds(time.seconds)} s", "normal"
+                ratio, weight = printed_ratio(time.seconds, fastest.seconds), "normal"
                 if loader == slowest:
-                    ratios.append(printed_ratio(time.seconds, fastest.seconds))
-                    end, weight = f"{end}  {ratios[-1]}×", "bold"
+                    ratios.append(ratio)
+                    weight = "bold"
+                end = f"{format_seconds(time.seconds)} s  {ratio}×"
                 axes.text(time.high + 0.02 * longest, position, end, va="center", weight=weight)
                 if not number:
                     label = LABELS.get(loader, loader)

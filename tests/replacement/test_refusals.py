@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, get_worker_info
 from torchvision import transforms as v1
 
 from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
@@ -87,13 +87,13 @@ def test_loaders_that_cannot_be_replaced_are_refused(dataloader: Any, options: d
         from_dataloader(dataloader, **{"loader": "ram", **options})
 
 
-@pytest.mark.parametrize("batch", [[1, -2], [SIZE], [0.5], ["1"]])
+@pytest.mark.parametrize("batch", [[1, -2], [(1, 2)], [SIZE], [0.5], ["1"]])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any], folder: Path) -> None:
-    with pytest.raises(DataError, match=r"^samples have the indices 0 to 42, the sampler gives "):
+    with pytest.raises(DataError, match=r"^the sampler gives .*, not 0 to 42 alone; use the DataLoader as it is"):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
-    for transforms in ("exact", "tensor") if batch == [1, -2] else ():
+    for transforms in ("exact", "tensor") if batch in ([1, -2], [(1, 2)]) else ():
         kept = from_dataloader(DataLoader(Pictures(folder, FLIP), batch_sampler=[batch]), "ram", transforms=transforms)
-        with pytest.raises(DataError, match=r"the sampler gives -2; decoded samples have the indices 0 to \d"):
+        with pytest.raises(DataError, match=r"the sampler gives (-2|\(1, 2\)), not 0 to \d+ alone; use the"):
             list(kept)
 
 
@@ -140,17 +140,29 @@ def test_internal_state_of_transforms_may_change(parts: list[bool]) -> None:
     assert len(list(replaced)) == len(original)
 
 
+class Scaled:
+    """A transform whose `repr` does not show its attribute."""
+
+    factor = 1
+
+    def __call__(self, image: Tensor) -> Tensor:
+        return image * self.factor
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (lambda dataset: setattr(dataset, "transform", str), "str"),
         (lambda dataset: dataset.transform.transforms.append(len), "len"),
         (lambda dataset: setattr(dataset.transform.transforms[0], "size", [3, 3]), "Resize"),
+        (lambda dataset: setattr(dataset.transform.transforms[1], "factor", 2), "Scaled.factor"),
+        (lambda dataset: setattr(dataset, "epoch", 1), "Transformed.epoch"),
     ],
-    ids=["replaced", "appended", "resized for larger images in later epochs"],
+    ids=["replaced", "appended", "resized for larger images in later epochs", "without repr", "dataset"],
 )
 def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any], None], named: str) -> None:
-    for parts in ([v1.Resize((2, 2))], [v1.Resize((2, 2)), Stateful(is_random=True)]):
+    for live in ([], [Stateful(is_random=True)]):
+        parts = [v1.Resize((2, 2)), Scaled(), *live]
         replacement = from_dataloader(DataLoader(Subset(Transformed(*parts), range(20)), 7))
         assert list(replacement)
         change(replacement.dataset.dataset)
@@ -158,25 +170,89 @@ def test_a_transform_that_the_loop_changes_is_named(change: Callable[[Any], None
             list(replacement)
 
 
-def test_setting_an_attribute_of_decoded_data_warns() -> None:
+def set_in_worker(worker: int) -> None:
+    get_worker_info().dataset.epoch = worker
+
+
+def test_setting_an_attribute_of_decoded_data_is_refused() -> None:
+    message = r"^dataset\.epoch is set, which does not change decoded samples; .* use the DataLoader as it is$"
     replacement = from_dataloader(DataLoader(Pairs(), 7))
-    with pytest.warns(UserWarning, match=r"^dataset\.epoch is set, but the samples are already decoded and do not ch"):
+    with pytest.raises(ConfigError, match=message):
         replacement.dataset.epoch = 3
-    assert replacement.dataset.original.epoch == 3
-    assert list(replacement)
+    for dataset in (Pairs(), Transformed(Stateful(is_random=True))):
+        with pytest.raises(ConfigError, match=message):
+            from_dataloader(DataLoader(dataset, 7, num_workers=1, worker_init_fn=set_in_worker), "ram")
 
 
 FLIP = v1.Compose([v1.Resize((8, 8)), v1.RandomHorizontalFlip(), v1.ToTensor()])
 
 
 class Counting:
-    """Keeps state from sample to sample."""
+    """Keeps state from sample to sample, in a list that is not searched for counters."""
 
-    seen = 0
+    def __init__(self) -> None:
+        self.seen = list[Any]()
 
     def __call__(self, image: Any) -> Any:
+        self.seen.append(image)
+        return v1.functional.rotate(image, len(self.seen))
+
+
+class Curriculum(Pairs):
+    """Its transform and its collate function change later, by counters."""
+
+    seen = batches = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = self.brighten
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = super().__getitem__(index)
+        return self.transform(image), label
+
+    def brighten(self, image: Tensor) -> Tensor:
         self.seen += 1
-        return v1.functional.rotate(image, self.seen)
+        return image + (self.seen > 60)
+
+    def collate(self, samples: list[Any]) -> Any:
+        self.batches += 1
+        images, labels = torch.utils.data.default_collate(samples)
+        return images.repeat(1, 1 + self.batches // 5, 1), labels
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_counters_of_transforms_and_collate_functions_go_on_as_in_the_original(workers: int) -> None:
+    def build() -> DataLoader[Any]:
+        dataset = Curriculum()
+        return DataLoader(dataset, 7, shuffle=True, num_workers=workers, collate_fn=dataset.collate)
+
+    original, replaced = replaced_as_well(build)
+    assert (replaced.dataset.seen, replaced.dataset.batches) == (0, 0)
+    assert_same(run(replaced, 3), run(original, 3))
+
+
+class CountingReads(Pairs):
+    reads = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_a_counter_of_a_dataset_is_refused_by_name_and_does_not_advance() -> None:
+    dataset = CountingReads()
+    with pytest.raises(ConfigError, match=r"^ram: sample 0 is random \(it draws from CountingReads\.reads\) apart"):
+        from_dataloader(DataLoader(dataset, 7), "ram")
+    assert dataset.reads == 0
+
+
+def test_a_refusal_says_that_data_may_have_been_changed_in_place() -> None:
+    dataset = Transformed(lambda image: image.sub_(1.0))
+    dataset.data = torch.zeros(SIZE, 2, 2)
+    dataset.transform.transforms.insert(0, lambda image: dataset.data[int(image[0, 0])])
+    with pytest.raises((ConfigError, DataError), match=r"build( the dataset)? again"):
+        from_dataloader(DataLoader(dataset, 7), "ram")
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {

@@ -50,7 +50,7 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     command = {"task": ["model=vit", "model.depth=0,1"], "hydra": []}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
     text = write_report([tmp_path], tmp_path)
-    assert "Test accuracy: 90.00% in each configuration. Best run: 0-a b\n" in text
+    assert "Test accuracy: 90.00% in each configuration. Best run: 0-a b.\n" in text
     page = (tmp_path / "report.html").read_text()
     parts = [
         *(f"<title>Report on {tmp_path.as_posix()}</title>", f"<h1>Report on {tmp_path.as_posix()}</h1>"),
@@ -62,7 +62,7 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     places = [page.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
     assert places == sorted(places)
-    assert "Best run: ../0-a b\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
+    assert "Best run: ../0-a b.\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
 
 
 def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:

@@ -32,18 +32,16 @@ class WithEpochs(Pairs):
 
 
 class Made(Dataset[Any]):
-    """Samples that a function makes of their index. Counts the reads in this process."""
-
-    reads = 0
+    """Samples that a function makes of their index. Lists the reads in this process."""
 
     def __init__(self, make: Callable[[int], Any], size: int = 40) -> None:
-        self.make, self.size = make, size
+        self.make, self.size, self.reads = make, size, list[int]()
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> Any:
-        self.reads += 1
+        self.reads.append(index)
         return self.make(index)
 
     def __getstate__(self) -> bytes:

@@ -1,10 +1,10 @@
 """Detects random samples, which must not be stored.
 
-A sample is random if each read advances a generator, or if a second read returns something else. The generators are
-the global ones of torch (CPU), NumPy and Python, and those that are reachable from a dataset, a transform or a collate
-function: through attributes, containers, class attributes, and the variables of methods and nested functions. Other
-sources, such as a `default_rng()` created for each sample, `secrets` or a server, go undetected unless the sample is
-read twice.
+A sample is random if each read advances a generator, or a counter in an attribute of a dataset, a transform or a
+collate function, or if a second read returns something else. The generators are the global ones of torch (CPU), NumPy
+and Python, and those that are reachable from these objects: through attributes, containers, class attributes, and the
+variables of methods and nested functions. Other sources, such as a `default_rng()` created for each sample, `secrets`
+or a server, go undetected unless the sample is read twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -56,7 +56,8 @@ def call_and_check_random(
     difference = find_difference(function(), result)
     if used and before.list_changed():
         return result, f"it draws from {', '.join(used)}"
-    return result, "it differs when it is read again" if difference else None
+    reason = "it differs when it is read again; if reading changes data in memory, build the dataset again"
+    return result, reason if difference else None
 
 
 def choose_probes(size: int) -> list[int]:

@@ -12,7 +12,7 @@ from math import ceil, inf
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from vitmnist.diagnosis.observed_loader import ObservedLoader
 from vitmnist.errors import ConfigError
@@ -61,7 +61,8 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
         sample_s = sum(seconds_by_stage.values())
         build = partial(build_replacement_candidate, loader, baseline, sample_s)
         exact = benchmark.add("from_dataloader", partial(build, "exact"))
-        if isinstance(getattr(exact.loader, "dataset", None), SampleDataset):
+        takes_tensors = loader.collate_fn is default_collate
+        if takes_tensors and isinstance(getattr(exact.loader, "dataset", None), SampleDataset):
             benchmark.add('from_dataloader, transforms="tensor"', partial(build, "tensor"))
     return seconds_by_stage
 

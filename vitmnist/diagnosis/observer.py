@@ -50,11 +50,10 @@ class Observer:
         return self.end_time is None and not is_inside and os.getpid() == self.process_id
 
     @contextmanager
-    def waiting(self, observed_loader: ObservedLoader, data_pass: DataPass) -> Iterator[None]:
-        """Add the duration of the block to the waiting time of a loader."""
+    def waiting(self, observed_loader: ObservedLoader, data_pass: DataPass, start: float) -> Iterator[None]:
+        """Add the time from `start` to the end of the block to the waiting time of a loader."""
         thread = get_ident()
         self._threads_inside.add(thread)
-        start = perf_counter()
         try:
             yield
         finally:
@@ -124,7 +123,7 @@ class Observer:
             earlier.next_start = earlier.next_start or now
         data_pass = DataPass(now, now)
         observed_loader.passes.append(data_pass)
-        with self.waiting(observed_loader, data_pass):
+        with self.waiting(observed_loader, data_pass, now):
             iterator = original_iter(loader)
         return ObservedIterator(self, observed_loader, data_pass, iterator)
 
@@ -169,21 +168,23 @@ class ObservedIterator:
         return getattr(self._iterator, name)
 
     def __next__(self) -> object:
+        # A busy machine can suspend this thread in any line below, which is waiting, so read the clock first.
+        now = perf_counter()
         loader, data_pass = self._loader, self._data_pass
         if self._observer.is_active:
             if self._step_start is not None:
-                loader.steps_s.append(perf_counter() - self._step_start)
+                loader.steps_s.append(now - self._step_start)
                 loader.steps_cpu_s += process_time() - self._step_cpu_start
             self._observer.check_limits()
         if not self._observer.is_active:
             return next(self._iterator)
         try:
-            with self._observer.waiting(loader, data_pass):
+            with self._observer.waiting(loader, data_pass, now):
                 batch = next(self._iterator)
         except StopIteration:
             data_pass.is_exhausted = True
             raise
         loader.batches += 1
         data_pass.batches += 1
-        self._step_start, self._step_cpu_start = perf_counter(), process_time()
+        self._step_start, self._step_cpu_start = data_pass.last_return, process_time()
         return batch

@@ -4,7 +4,6 @@ Torch passes the result of a dataset's `__getitems__` unchanged to the collate f
 return a `DeferredBatch`, a call that makes the whole batch. Its collate function runs the call.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
@@ -13,15 +12,15 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.split_transforms import TRANSFORM_ATTRIBUTES, Transform, TransformGuard
-from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset
+from vitmnist.replacement.split_transforms import Transform, TransformGuard
+from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, refuse_attribute
 
 
 class DecodedDataset(WrappedDataset):
     """A dataset whose samples have been decoded once.
 
-    Attributes, such as `classes`, are forwarded to the original dataset. Setting one does not change samples that are
-    already decoded. Subclasses set their own attributes before they call `super().__init__`.
+    Attributes, such as `classes`, are read from the original dataset. Setting one is an error, because the samples do
+    not change. Subclasses set their attributes before they call `super().__init__`.
 
     Args:
         original: the dataset that decodes the samples.
@@ -33,7 +32,7 @@ class DecodedDataset(WrappedDataset):
 
     def __init__(self, original: MapStyleDataset, deterministic: Iterable[Transform]) -> None:
         self.transform_guard = TransformGuard(original, deterministic)
-        self.original = original  # From here on, `__setattr__` sets attributes of the original.
+        self.original = original  # From here on, `__setattr__` refuses to set an attribute.
 
     def __len__(self) -> int:
         return len(self.original)
@@ -43,12 +42,9 @@ class DecodedDataset(WrappedDataset):
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        if "original" not in vars(self):
-            super().__setattr__(name, value)
-            return
-        if name not in TRANSFORM_ATTRIBUTES:  # `TransformGuard` detects a change of these.
-            warnings.warn(f"dataset.{name} is set, but the samples are already decoded and do not change", stacklevel=2)
-        setattr(self.original, name, value)
+        if "original" in vars(self):
+            raise refuse_attribute(name)
+        super().__setattr__(name, value)
 
 
 class DeferredBatch(partial[object]):

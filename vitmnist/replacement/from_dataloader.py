@@ -112,17 +112,20 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
     name = "cache" if options.folder else "ram"
     try:
         with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
-            return _build(dataloader, options, to_tensors)
+            replacement = _build(dataloader, options, to_tensors)
     except RandomSampleError as error:
         raise ConfigError(
             f"{name}: {error} apart from the transforms in the attributes transform and transforms of the dataset (not "
-            "of its class), or a transform keeps a state from sample to sample; move all random steps there, or use "
-            "the DataLoader as it is"
+            "of its class), or it keeps a state from sample to sample; move all random steps there, or use the "
+            "DataLoader as it is"
         ) from error
     except ConfigError:
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
         raise DataError(f"{name}: {format_error(error)}") from error
+    decoded: Any = replacement.dataset
+    decoded.transform_guard.start(dataloader.collate_fn)
+    return replacement
 
 
 def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:

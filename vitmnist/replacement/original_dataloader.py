@@ -136,5 +136,6 @@ def check_same_batches(
                 "samples depend on what was read before, or a transform changes data of the dataset in place, or "
                 "samples draw from a generator that cannot be detected (such as default_rng() in each call); keep no "
                 "state between samples, clone data before changing it, move the random step into the attribute "
-                "transform of the dataset, or use the DataLoader as it is"
+                "transform of the dataset, or use the DataLoader as it is (if data were changed in place, over a "
+                "dataset that you build again)"
             )

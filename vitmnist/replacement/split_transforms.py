@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 from vitmnist.data.random_samples import call_and_check_random, read_probes
 from vitmnist.errors import ConfigError, DataError, as_data_error, format_error
 from vitmnist.replacement.original_dataloader import fetch_sample
+from vitmnist.runtime.generator_search import find_plain_attributes, find_reachable
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import copy_tree, map_leaves
 
@@ -231,7 +232,9 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 
 
 class TransformGuard:
-    """Detects that a transform was replaced, or that the `repr` of a deterministic transform has changed.
+    """Detects that a transform was replaced, or that a deterministic transform or the dataset has changed.
+
+    Changes are found in the `repr` of transforms, and in the numbers, flags and texts in attributes.
 
     Args:
         deterministic: the transforms that are applied only once.
@@ -239,21 +242,34 @@ class TransformGuard:
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
         self._dataset, self._transforms = dataset, list_transforms(dataset)
-        self._deterministic = [(transform, repr(transform)) for transform in deterministic]
+        once = [*deterministic]
+        parts = [*once, *(part for part in find_reachable([dataset]) if isinstance(part, Dataset))]
+        self._watched: list[tuple[object, str, Callable[[], object], object]] = []
+        for part in once:
+            self._watched.append((part, get_transform_name(part), partial(repr, part), repr(part)))
+        for part in parts:
+            self._watched += [(part, name, read, read()) for name, (read, _) in find_plain_attributes(part)]
 
     def __getstate__(self) -> dict[str, Any]:
         # The `repr` of a copy can differ, because by default it contains the address.
-        return vars(self) | {"_deterministic": []}
+        return vars(self) | {"_watched": []}
+
+    def start(self, collate: object) -> None:
+        """Ignore what building the replacement has changed, and what the collate function or live transforms use."""
+        once = [part for part, *_ in self._watched]
+        live = [transform for transform in self._transforms if not any(transform is part for part in once)]
+        used = {id(part) for part in find_reachable([collate, *live])}
+        self._watched = [item for item in self._watched if id(item[0]) not in used and item[2]() == item[3]]
 
     def check(self) -> None:
-        """Raise `ConfigError` if a transform has changed."""
+        """Raise `ConfigError` if a transform or the dataset has changed."""
         pairs = zip_longest(list_transforms(self._dataset), self._transforms)
-        changed = [before if now is None else now for now, before in pairs if now is not before]
-        changed += [transform for transform, text in self._deterministic if repr(transform) != text]
+        changed = [get_transform_name(now or before) for now, before in pairs if now is not before]
+        changed += [name for _, name, read, value in self._watched if read() != value]
         if changed:
             raise ConfigError(
-                f"{get_transform_name(changed[0])} has changed since the samples were decoded; set it before "
-                "from_dataloader, or use the DataLoader as it is"
+                f"{changed[0]} has changed since the samples were decoded; set it before from_dataloader, or use the "
+                "DataLoader as it is"
             )
 
 

@@ -134,7 +134,6 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             _draw_bar(axes, position, line, line.epoch_s, colour)
     keys = {
         "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        "set repeats=3 or more to compare": colour == GREY,
         f"×: to the fastest{' of the setting' * has_headings}, beyond noise": is_compared,
     }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.

@@ -46,8 +46,7 @@ def summarize_quality(comparison: Comparison) -> str:
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
     name = f"{comparison.numbers[label]} ({label})" if comparison.numbers else label
-    noise = _quality_noise(comparison, label)
-    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}. {noise}"
+    return _add_noise(f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}.", comparison, label)
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -72,8 +71,8 @@ def _count(values: Mapping[str, float]) -> str:
     return f"{len(values)} {'folds' if all('data.fold=' in seed for seed in values) else 'seeds'}"
 
 
-def _quality_noise(comparison: Comparison, best: str) -> str:
-    """Say whether the best configuration leads the others by more than the noise over the seeds."""
+def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
+    """Say after `finding` whether the best configuration leads by more than noise over the seeds; before it, if not."""
     metric, groups = comparison.metric, comparison.quality_by_seed
     # A positive gain is an improvement, whatever the direction of the metric.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
@@ -83,16 +82,18 @@ def _quality_noise(comparison: Comparison, best: str) -> str:
     varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     lowest = [lead.low for lead in varying]
     if len(groups[best]) >= MIN_ROUNDS and None in leads:
-        return f"{leads.count(None)} of {len(leads)} others have too few seeds in common with it to be compared."
+        return f"{finding} {leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
     if len(lowest) < len(leads):
         seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
-        return f"{seeds} not show the noise; set seed=1,2,3 or more."
-    if within_noise := sum(low <= 0 for low in lowest):
-        which = "any other" if within_noise == len(lowest) else f"{within_noise} of {len(lowest)} others"
-        rule = "the 95% intervals of the differences, for all pairs at once, include 0"
-        return f"{_count(groups[best])} cannot separate it from {which}: {rule}."
+        return f"{finding} {seeds} not show the noise; set seed=1,2,3 or more."
+    within_noise = sum(low <= 0 for low in lowest)
+    if within_noise == len(lowest):
+        return f"No setting is better than another beyond noise ({_count(groups[best])}). {finding}"
+    if within_noise:
+        others = f"{within_noise} of {len(lowest)} others"
+        return f"{finding} {_count(groups[best])} cannot separate it from {others}."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
-    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+    return f"{finding} That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 
 
 def summarize_times(comparison: Comparison) -> list[str]:

@@ -91,7 +91,7 @@ def _format_section(
     if comparison.quality_by_seed:
         best, *equal = comparison.best_runs(comparison.sorted_rows[0])
         first += f" {'Its best' if comparison.quality_differs else 'Best'} run: {link(_relative_folder(best, output))}"
-        first += f", the first of {1 + len(equal)} equal runs" * bool(equal)
+        first += f", the first of {1 + len(equal)} equal runs." if equal else "."
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     machine = clean(comparison.machine_and_data)
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"

@@ -1,10 +1,11 @@
-"""Finds the random generators that a dataset, a transform or any other object can use."""
+"""Finds the random generators and the counters that a dataset, a transform or any other object can use."""
 
 import gc
 import random
 import sys
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from logging import Logger
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -37,6 +38,8 @@ GENERATOR_TYPES: dict[type, Callable[[Any], StateAccess]] = {
     ),
 }
 """The types of other generators, each with a function that returns the state access of an instance."""
+PLAIN_TYPES = (bool, int, float, str)
+"""The types of attributes that can be a state, such as a counter of samples."""
 
 
 def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]]:
@@ -45,6 +48,28 @@ def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]
         for kind, access_to in GENERATOR_TYPES.items():
             if isinstance(instance, kind) and not isinstance(instance, random.SystemRandom):  # It has no state.
                 yield f"a {type(instance).__name__} of its own", access_to(instance)
+        # A state that affects samples is an attribute of a dataset, a transform or a collate function.
+        kind = type(instance)
+        if not _is_library(kind.__module__) and any(hasattr(kind, method) for method in SAMPLE_METHODS):
+            yield from find_plain_attributes(instance)
+
+
+def find_plain_attributes(instance: object) -> Iterator[tuple[str, StateAccess]]:
+    """Yield the name and the state access of each attribute that is a number, a flag or a text."""
+    own = getattr(instance, "__dict__", {})
+    attributes = ChainMap(own, *(vars(kind) for kind in type(instance).__mro__))  # type: ignore[arg-type]
+
+    def read(name: str) -> object:
+        value = attributes.get(name)
+        return value if type(value) in PLAIN_TYPES else str(type(value))
+
+    def write(name: str, value: object) -> None:
+        if name in own and type(own[name]) in PLAIN_TYPES:
+            own[name] = value
+
+    for name, value in attributes.items():
+        if type(value) in PLAIN_TYPES and not name.startswith("__"):
+            yield f"{type(instance).__name__}.{name}", (partial(read, name), partial(write, name))
 
 
 def find_reachable(roots: Iterable[Any]) -> Iterable[Any]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 from tqdm.auto import tqdm
 
-from vitmnist.errors import DataError, UserError, format_error
+from vitmnist.errors import ConfigError, DataError, UserError, format_error
 from vitmnist.runtime.cpu import available_cores
 
 MAX_CHUNK_NBYTES = 2**22
@@ -44,9 +44,10 @@ def read_in_chunks(
         read: called in a worker if there are workers.
         sample_nbytes: the size of a sample; it limits the number of samples in a chunk.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: the `worker_init_fn` of a DataLoader. The worker's dataset has the attributes of `dataset`.
+        worker_init_fn: the `worker_init_fn` of a DataLoader. It can read the attributes of `dataset`, and not set them.
 
     Raises:
+        ConfigError: `worker_init_fn` sets an attribute.
         UserError: raised by `read`. Any other error in a worker becomes a `DataError`.
     """
     size = len(dataset)
@@ -85,11 +86,26 @@ class WrappedDataset(Dataset[Any]):
         return getattr(self.original, name)
 
 
+def refuse_attribute(name: str) -> ConfigError:
+    """Return the error for setting an attribute of a dataset, when its samples are or will be decoded."""
+    return ConfigError(
+        f"dataset.{name} is set, which does not change decoded samples; set it before from_dataloader or, if a "
+        "worker_init_fn sets it, use the DataLoader as it is"
+    )
+
+
 class ChunkDataset(WrappedDataset, Generic[Chunk]):
     """A dataset of index ranges. `vitmnist diagnose` ignores loaders over this type."""
 
     def __init__(self, dataset: MapStyleDataset, read: Callable[[range], Chunk], chunk_size: int) -> None:
-        self.original, self.read, self.chunk_size = dataset, read, chunk_size
+        self.read, self.chunk_size = read, chunk_size
+        self.refusal: ConfigError | None = None
+        self.original = dataset
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "original" in vars(self):  # Torch would replace the message of an error in `worker_init_fn` by a traceback.
+            name, value = "refusal", refuse_attribute(name)
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         return math.ceil(len(self.original) / self.chunk_size)
@@ -97,7 +113,7 @@ class ChunkDataset(WrappedDataset, Generic[Chunk]):
     def __getitem__(self, chunk: int) -> Chunk | UserError:
         indices = range(len(self.original))[chunk * self.chunk_size : (chunk + 1) * self.chunk_size]
         try:
-            return self.read(indices)
+            return self.refusal or self.read(indices)
         except UserError as error:  # If a worker raised it, torch would replace its message by a traceback.
             return error
         except Exception as error:
