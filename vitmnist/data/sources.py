@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -40,34 +39,8 @@ CHUNK_SIZE = 1024
 """Number of samples of a `TensorSet` to write or hash at a time."""
 
 
-class SampleSource(ABC):
-    """Samples by their indices; a random sample is a pure function of (seed, epoch, index)."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
-        """Read the samples at these indices, int64 `[B]`: images and labels, or a batch of any structure."""
-
-    @abstractmethod
-    def store_all(self, options: StoreOptions) -> TensorSet:
-        """Store all samples as tensors in host memory or in a file.
-
-        Raises:
-            ConfigError: a sample is random.
-            DataError: a sample is not a pair of an image and a label, samples have different shapes or dtypes, or the
-                file cannot be written.
-            OutOfSpaceError: the disk has too little room.
-        """
-
-    @abstractmethod
-    def nbytes_to_copy(self, device: torch.device) -> int:
-        """Return the bytes that a copy of all samples would allocate on a device; 0 if they are already there."""
-
-
 @dataclass(frozen=True)
-class TensorSet(SampleSource):
+class TensorSet:
     """Images and labels as two tensors with the same first dimension.
 
     Args:
@@ -107,14 +80,17 @@ class TensorSet(SampleSource):
         return self.images.detach(), self.labels.detach()
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> tuple[Tensor, Tensor]:
+        """Return the images and labels at these indices, int64 `[B]`; they are the same in every epoch."""
         images, labels = gather_rows(self.tensors, indices)
         return images, labels
 
     def nbytes_to_copy(self, device: torch.device) -> int:
+        """Return the bytes that a copy of all samples would allocate on a device; 0 if they are already there."""
         is_loaded = (self.images.device.type, self.images.device.index or 0) == (device.type, device.index or 0)
         return 0 if is_loaded and not self.is_mapped else self.nbytes
 
     def store_all(self, options: StoreOptions) -> TensorSet:
+        """Store the images in host memory or in a file; raises the errors of `open_or_write_cache`."""
         if options.folder is None:
             return TensorSet(*(tensor.clone() for tensor in self.tensors)) if self.is_mapped else self
         self.check_on_host()
@@ -147,8 +123,8 @@ def hash_tensor(tensor: Tensor) -> str:
     return checksum.hexdigest()
 
 
-class DatasetSource(SampleSource):
-    """The samples of a map-style dataset.
+class DatasetSource:
+    """The samples of a map-style dataset. A random sample is a pure function of (seed, epoch, index).
 
     Args:
         seed: determines random samples; None if no sample is random.
@@ -206,10 +182,20 @@ class DatasetSource(SampleSource):
         return sum(part.nbytes for part in _unpack_pair(self.read(slice(1)), 0)) * len(self) if len(self) else 0
 
     def store_all(self, options: StoreOptions) -> TensorSet:
+        """Store all samples as tensors in host memory or in a file.
+
+        Raises:
+            ConfigError: a sample is random.
+            DataError: a sample is not a pair of an image and a label, samples have different shapes or dtypes, or the
+                file cannot be written.
+            OutOfSpaceError: the disk has too little room.
+        """
         images, labels = store_rows(self._chunks, len(self), options)
         return TensorSet(images, labels, is_mapped=options.folder is not None)
 
 
+SampleSource = TensorSet | DatasetSource
+"""What a loader reads samples from, by their indices: `read`, `store_all` and `nbytes_to_copy`."""
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 """A split, a map-style dataset, or a pair of tensors or arrays."""
 

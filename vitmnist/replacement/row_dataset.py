@@ -21,7 +21,7 @@ from vitmnist.replacement.split_transforms import list_transforms
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.read_in_chunks import MapStyleDataset
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
-from vitmnist.store.tree import TreeStructure, find_difference, flatten_tree, iterate_paths, unflatten_tree
+from vitmnist.store.tree import find_difference, flatten_tree, iterate_paths, unflatten_tree
 
 
 class NoRowPerSampleError(DataError):
@@ -33,7 +33,7 @@ class RowTensors:
     """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
-    structure: TreeStructure
+    structure: object
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors | None:
@@ -49,7 +49,7 @@ class RowTensors:
     @property
     def signature(self) -> list[str]:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(iterate_paths(self.structure.tree), self.tensors, strict=True)
+        pairs = zip(iterate_paths(self.structure), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     def gather(self, indices: Sequence[int]) -> Any:

@@ -19,7 +19,7 @@ MAX_STORAGE_RATIO = 2
 def pickle_sample(sample: object) -> list[Buffer]:
     """Pickle a sample. Returns the pickle, and the bytes of the images, tensors and arrays that it refers to in order.
 
-    Tensors keep their strides. Tensors that share a storage still share it, unless they use less than half of it.
+    Tensors that share a storage still share it and keep their strides, unless they use less than half of it.
 
     Raises:
         DataError: the sample cannot be pickled.
@@ -64,14 +64,8 @@ class _SamplePickler(pickle.Pickler):
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it uses less than half of its storage or of the span of its elements."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    span = 1 + sum((int(size) - 1) * stride for size, stride in steps) if tensor.numel() else 0
-    if span > MAX_STORAGE_RATIO * tensor.numel():
-        return tensor.clone()
-    if tensor.untyped_storage().nbytes() > MAX_STORAGE_RATIO * span * tensor.itemsize:
-        return tensor.as_strided((span,), (1,)).clone().as_strided(tensor.shape, tensor.stride())
-    return tensor
+    """Return the tensor, or a copy if it uses less than half of its storage."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > MAX_STORAGE_RATIO * tensor.nbytes else tensor
 
 
 class SampleUnpickler(pickle.Unpickler):

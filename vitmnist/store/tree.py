@@ -5,7 +5,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from copy import copy
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,14 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 Tree = TypeVar("Tree")
-
-
-@dataclass(frozen=True)
-class TreeStructure:
-    """The shape of a tree: the same nesting with None for every leaf. Equality compares the `repr`."""
-
-    text: str
-    tree: object = field(compare=False, repr=False)
 
 
 def map_leaves(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
@@ -71,21 +62,20 @@ def copy_tree(tree: Tree) -> Tree:
     return copies
 
 
-def flatten_tree(tree: object) -> tuple[list[Any], TreeStructure]:
-    """Return the leaves of a tree in order, and its structure."""
+def flatten_tree(tree: object) -> tuple[list[Any], object]:
+    """Return the leaves of a tree in order, and its structure: the same nesting with None for every leaf."""
     leaves: list[Any] = []
-    nesting = map_leaves(leaves.append, tree)  # `append` returns None.
-    return leaves, TreeStructure(repr(nesting), nesting)
+    return leaves, map_leaves(leaves.append, tree)  # `append` returns None.
 
 
-def unflatten_tree(leaves: Iterable[object], structure: TreeStructure) -> Any:
+def unflatten_tree(leaves: Iterable[object], structure: object) -> Any:
     """Build a tree from its leaves and its structure."""
     remaining = iter(leaves)
-    return map_leaves(lambda _: next(remaining), structure.tree)
+    return map_leaves(lambda _: next(remaining), structure)
 
 
 def iterate_paths(tree: Any) -> Iterator[str]:
-    """Yield the path of each leaf in order, such as `['image'][0]`; the leaves are None, as in a `TreeStructure`."""
+    """Yield the path of each leaf of a structure in order, such as `['image'][0]`."""
     if tree is None:
         yield ""
         return
@@ -111,9 +101,9 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     compared = {} if compared is None else compared
     leaves, structure = flatten_tree(actual)
     expected_leaves, expected_structure = flatten_tree(expected)
-    if structure != expected_structure:
+    if repr(structure) != repr(expected_structure):  # A dict would equal an OrderedDict.
         return "the structure"
-    for path, leaf, expected_leaf in zip(iterate_paths(structure.tree), leaves, expected_leaves, strict=True):
+    for path, leaf, expected_leaf in zip(iterate_paths(structure), leaves, expected_leaves, strict=True):
         if not (_have_same_type(leaf, expected_leaf) and _is_equal(leaf, expected_leaf, compared)):
             return f"batch{path}"
     return None

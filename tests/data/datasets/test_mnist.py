@@ -62,7 +62,7 @@ DAMAGES = {
     "end-of-stream": lambda archive: archive[:-9],
     "Not a gzipped file": lambda archive: b"no archive",
     "cannot reshape array of size 22": lambda archive: gzip.compress(gzip.decompress(archive)[:-1]),
-    "its header begins with 20555, 3, 4": lambda archive: gzip.compress(b"PK\3\4"),
+    "cannot reshape array of size 4": lambda archive: gzip.compress(b"PK\3\1" + bytes(8)),
     "unpack_from requires": lambda archive: gzip.compress(b""),
 }
 

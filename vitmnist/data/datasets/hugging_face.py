@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vitmnist.config.validation import section
-from vitmnist.data.datasets.base import DATASETS
+from vitmnist.data.datasets.base import DATASETS, FileReader
 from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
 from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
@@ -41,26 +42,10 @@ class HuggingFaceOptions(DecodingOptions):
         return EncodedImages(folder, splits, read, list_files(folder) if folder.is_dir() else [folder])
 
 
-@dataclass(frozen=True)
-class RowReader:
-    """Reads the image in row N of a split as if it were the file `SPLIT/N`."""
-
-    splits: Mapping[str, Any]
-    column: str
-    reader: ImageReader
-
-    def __call__(self, path: Path) -> Pixels:
-        return self.reader(path, self._read_bytes)
-
-    def _read_bytes(self, path: Path) -> bytes:
-        image = self.splits[path.parent.name][int(path.name)][self.column]
-        return image["bytes"] or Path(image["path"]).read_bytes()
-
-
 DATASETS.register("hugging_face", HuggingFaceOptions)(decode_dataset)
 
 
-def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dict[str, ClassOfImage]]:
+def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[FileReader, dict[str, ClassOfImage]]:
     """Return a reader of the images, and the images of each split, with their classes.
 
     Raises:
@@ -103,7 +88,17 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[RowReader, dic
                 raise DataError(f"row {labels.index(None)} of {split} has no label")
             names = to_names(labels)
             images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
-    return RowReader(encoded, image, options.reader), images
+    return partial(_read_row, options.reader, encoded, image), images
+
+
+def _read_row(reader: ImageReader, splits: Mapping[str, Any], column: str, path: Path) -> Pixels:
+    """Read the image in row N of a split as if it were the file `SPLIT/N`."""
+
+    def read_bytes(path: Path) -> bytes:
+        image = splits[path.parent.name][int(path.name)][column]
+        return image["bytes"] or Path(image["path"]).read_bytes()
+
+    return reader(path, read_bytes)
 
 
 def _find_column(key: str, name: str | None, features: Mapping[str, Any], kind: type) -> str:

@@ -20,8 +20,6 @@ BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
 """The folder of MNIST's compressed files."""
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 """The files of a dataset in MNIST's format."""
-UINT8 = 0x08
-"""The IDX code of unsigned bytes."""
 DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
@@ -62,9 +60,7 @@ def read_idx(path: Path) -> Tensor:
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
-        zeros, element_type, dimensions = struct.unpack_from(">HBB", content)
-        if zeros != 0 or element_type != UINT8 or dimensions not in (1, 2, 3):
-            raise ValueError(f"its header begins with {zeros}, {element_type}, {dimensions}")
+        (dimensions,) = struct.unpack_from(">3xB", content)
         shape = struct.unpack_from(f">{dimensions}I", content, 4)
         # Copy it, because `bytes` are read-only.
         return torch.from_numpy(np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape).copy())
