@@ -217,7 +217,6 @@ def test_a_model_that_cannot_be_loaded_is_refused(
 def test_objects_are_shown_in_a_line(digits: TrainedModel, tiny: Dataset) -> None:
     assert repr(tiny) == "Dataset(kmnist: 23 train and 7 test images [1, 28, 28], 10 classes)"
     assert repr(tiny.test) == "Split(7 images [1, 28, 28], 10 classes)"
-    assert repr(digits) == "TrainedModel(CNN, images [1, 28, 28], 10 classes, best.pt, cpu)"
     assert repr(digits.evaluate("test")).startswith("Evaluation(test split, 7 images, acc ")
     best = Prediction("a", 0.7, {"b": 0.1, "a": 0.7, "d": 0.05, "c": 0.15})
     assert repr(best) == "Prediction(a 70.0%, c 15.0%, b 10.0%)"

@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode
-from vitmnist.runtime.run_folder import InUseError, is_in_use, lock_folder
+from vitmnist.runtime.file_lock import is_locked
+from vitmnist.runtime.run_folder import LOCK_NAME, InUseError, lock_folder
 
 
 def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
@@ -21,13 +22,13 @@ def test_a_folder_with_blanks_is_resumed_as_it_is_shown(quick: list[str], succee
 
 
 def test_a_lock_is_seen_by_another_process_and_not_lost_by_looking(tmp_path: Path) -> None:
-    look = "import pathlib, vitmnist.runtime.run_folder as run_folder; print(run_folder.is_in_use(pathlib.Path()))"
+    look = "import pathlib, vitmnist.runtime.file_lock as file_lock; print(file_lock.is_locked(pathlib.Path('.lock')))"
 
     def seen() -> str:
         return subprocess.check_output([sys.executable, "-c", look], text=True, cwd=tmp_path)
 
     with lock_folder(tmp_path):
-        assert not is_in_use(tmp_path)
+        assert not is_locked(tmp_path / LOCK_NAME)
         with pytest.raises(InUseError, match="in use by another run"), lock_folder(tmp_path):
             pass
         assert seen() == "True\n"
@@ -53,7 +54,7 @@ def test_an_active_run_is_left_alone(
     assert is_refused_for_now(*again)
     refuse(*again, "batch_size=0")
     assert running.is_alive()
-    assert is_in_use(tmp_path / "here")
+    assert is_locked(tmp_path / "here" / LOCK_NAME)
 
 
 def test_a_job_whose_folder_is_in_use_is_left_unfinished(quick: list[str], start: Start, tmp_path: Path) -> None:

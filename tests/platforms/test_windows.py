@@ -38,8 +38,8 @@ def test_a_run_is_stopped_saved_and_resumed(
 LOCKED = """
 from pathlib import Path
 from threading import Thread
-from vitmnist.runtime.file_lock import wait_for_lock
-from vitmnist.runtime.run_folder import InUseError, lock_folder, is_in_use
+from vitmnist.runtime.file_lock import is_locked, wait_for_lock
+from vitmnist.runtime.run_folder import InUseError, lock_folder
 
 def write(text):
     with wait_for_lock(Path("shared")):
@@ -47,7 +47,7 @@ def write(text):
             print(text, end="", flush=True)
 
 with lock_folder(Path("run")):
-    print(is_in_use(Path("run")))
+    print(is_locked(Path("run/.lock").resolve()))
     try:
         lock_folder(Path("run")).__enter__()
     except InUseError as error:
@@ -62,8 +62,8 @@ for thread in threads:
 """
 LOOK = """
 from pathlib import Path
-from vitmnist.runtime.run_folder import is_in_use
-print(is_in_use(Path("run")), Path("run/.lock").exists())
+from vitmnist.runtime.file_lock import is_locked
+print(is_locked(Path("run/.lock").resolve()), Path("run/.lock").exists())
 """
 
 

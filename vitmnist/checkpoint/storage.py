@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from torch.serialization import safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify_error, join_names
-from vitmnist.runtime.files import expand_home, rename, write_atomic
+from vitmnist.runtime.files import rename, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor
         ConfigError: the file does not exist, or the folder has no weights.
         DataError: the file is damaged.
     """
-    path = expand_home(init)
+    path = Path(init).expanduser()
     if is_run := path.is_dir():
         path = find_weights_file(path, ["best", "final"])
     elif path.suffix not in (".safetensors", ".pt", ".pth") or not path.is_file():

@@ -79,9 +79,8 @@ def main() -> None:
             resources.enter_context(results_in_message(run.folder, command))
             configure_log(hydra_values.job_logging, hydra_values.verbose)
         else:
-            handler = logging.FileHandler(run.folder / f"rank-{world.rank}.log", encoding="utf-8")
-            handler.setFormatter(logging.Formatter(TIMED_FORMAT))
-            logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
+            file = run.folder / f"rank-{world.rank}.log"
+            logging.basicConfig(filename=file, encoding="utf-8", format=TIMED_FORMAT, level=logging.INFO, force=True)
         train_run(import_trainer(), run, stop, world)
 
 

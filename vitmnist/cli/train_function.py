@@ -76,8 +76,6 @@ def _train(argv: list[str]) -> Result:
     try:
         with ExitStack() as resources:
             for argument in argv:
-                if not isinstance(argument, str):
-                    raise ConfigError(f"vitmnist.train: {argument!r} must be text; unpack a dict: **{{…}}")
                 if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
                     advice = "pass KEY=VALUE or --config-dir=FOLDER"
                     raise ConfigError(f"{argument}: is an option of the command line only; {advice}")

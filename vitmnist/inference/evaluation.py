@@ -13,7 +13,6 @@ from vitmnist.config.schema import flatten_keys, is_under, iterate_metadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.files import expand_home
 from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
@@ -127,4 +126,4 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
 
 def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
     """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
-    return [dataset["name"], *(expand_home(str(dataset.get(key))).resolve() for key in locating)]
+    return [dataset["name"], *(Path(str(dataset.get(key))).expanduser().resolve() for key in locating)]

@@ -26,7 +26,6 @@ from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.models import MODELS
 from vitmnist.runtime.device import choose_device
-from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.training import loop
 
@@ -69,10 +68,6 @@ class TrainedModel:
     classes: tuple[str, ...]
     image_shape: tuple[int, ...]
     dataset: Mapping[str, Any]
-
-    def __repr__(self) -> str:
-        sizes = f"images {list(self.image_shape)}, {len(self.classes)} classes"
-        return f"TrainedModel({type(self.module).__name__}, {sizes}, {self.weights.name}, {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -199,7 +194,7 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
     """
     if weights is not None and weights not in WEIGHT_FILES:
         raise ConfigError(f"weights={weights}: {suggest_names(weights, WEIGHT_FILES)}")
-    target, folder = choose_device(str(device)), expand_home(str(run))
+    target, folder = choose_device(str(device)), Path(run).expanduser()
     path = find_weights_file(folder, [weights] if weights else [*WEIGHT_FILES])
     with as_damaged_error(path):
         info, tensors = read_weights_file(path)

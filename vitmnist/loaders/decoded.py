@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,7 +12,6 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.device import Event, create_queue
-from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import StoreOptions, as_contiguous_rows, gather_rows
@@ -76,7 +76,7 @@ class CacheLoader(HostLoader):
     """
 
     def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(data.store_all(StoreOptions(expand_home(options.folder))), sampler, device)
+        super().__init__(data.store_all(StoreOptions(Path(options.folder).expanduser())), sampler, device)
 
 
 @LOADERS.register("gpu_slice")

@@ -1,4 +1,4 @@
-"""Writes files atomically, reads JSON and YAML as plain values, writes CSV, and expands and displays paths."""
+"""Writes files atomically, reads JSON and YAML as plain values, writes CSV, and displays paths."""
 
 import csv
 import io
@@ -75,11 +75,6 @@ def append_bytes(path: Path, content: bytes) -> None:
     """Append to a file; raises `OSError`, whose `filename` is `path`."""
     with attach_filename(path), path.open("ab") as file:
         file.write(content)
-
-
-def expand_home(folder: str) -> Path:
-    """Expand `~` or `~USER` at the beginning of a path; the path of an unknown user stays as it is."""
-    return Path(os.path.expanduser(folder))
 
 
 def display_path(path: Path | str) -> str:

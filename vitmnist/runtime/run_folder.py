@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitmnist.errors import ConfigError, ExitCode
-from vitmnist.runtime.file_lock import is_locked, try_lock
+from vitmnist.runtime.file_lock import try_lock
 from vitmnist.runtime.files import display_path
 
 LOCK_NAME = ".lock"
@@ -48,11 +48,6 @@ def lock_folder(folder: Path, key: str = "hydra.run.dir", *, refuse_existing: bo
         yield
     finally:
         release()
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether another process has locked a folder, also on a read-only file system."""
-    return is_locked(folder.resolve() / LOCK_NAME)
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -84,11 +84,6 @@ class Result:
         """Load the trained model as `vitmnist.load_model(result.folder)` does."""
         return vitmnist.load_model(self.folder)
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether training has begun. A run that fails earlier can have no record."""
-        return self.setup_s is not None
-
     @classmethod
     def from_json(cls, path: Path) -> "Result":
         """Read a record. Missing keys get their defaults.
@@ -156,10 +151,11 @@ def record_outcome(result: Result, config: Config, stop: StopSignal, world: Worl
 def record_failure(error: BaseException, result: Result, config: Config, world: World) -> None:
     """Record why a run did not complete, unless it was refused before training."""
     failure = classify_error(error)
-    if failure.status == "interrupted" and result.has_begun:
+    has_begun = result.setup_s is not None
+    if failure.status == "interrupted" and has_begun:
         world.disconnect()
     is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not result.has_begun and (is_refused or config.resume):
+    if not has_begun and (is_refused or config.resume):
         return
     result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
     try:

@@ -14,8 +14,9 @@ from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.metrics.epoch_record import EpochRecord, Monitor, epochs_since_last_start, summarize
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table, find_metric
+from vitmnist.runtime.file_lock import is_locked
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
-from vitmnist.runtime.run_folder import is_in_use
+from vitmnist.runtime.run_folder import LOCK_NAME
 from vitmnist.tracking.result import CONFIG_FILE, Result
 
 
@@ -130,7 +131,8 @@ def read_run(folder: Path) -> Run:
     except UnreadableError as error:
         result = Result(folder=folder, status="unreadable", error=f"{folder.name}/result.json: {error}")
     except FileNotFoundError:
-        status = "running" if is_in_use(folder) else "killed" if (folder / ".lock").exists() else "not started"
+        lock = folder.resolve() / LOCK_NAME
+        status = "running" if is_locked(lock) else "killed" if lock.exists() else "not started"
         result = Result(folder=folder, status=status, error="it left no result.json" if status == "killed" else None)
     with suppress(FileNotFoundError, UnreadableError):
         config = read_json_or_yaml(folder / CONFIG_FILE)

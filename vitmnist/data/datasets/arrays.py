@@ -14,7 +14,6 @@ from vitmnist.data.channel_statistics import PLAUSIBLE_CHANNELS, Statistics, che
 from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dataset
 from vitmnist.data.sources import CHUNK_SIZE, as_tensor
 from vitmnist.errors import ConfigError, DataError, join_names
-from vitmnist.runtime.files import expand_home
 from vitmnist.runtime.memory import map_private
 
 
@@ -47,7 +46,7 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
         ConfigError: there is no such file or folder, or a size is larger than its split.
         DataError: an array is missing, damaged or of Python objects, or its values cannot be used.
     """
-    path = expand_home(options.path)
+    path = Path(options.path).expanduser()
     if not path.exists():
         raise ConfigError(f"data.dataset.path={options.path}: there is no such .npz file or folder of .npy files")
     classes: NDArray[Any] = np.empty(0)

@@ -23,7 +23,6 @@ from vitmnist.data.images import ColorMode, ImageReader, Pixels
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import ConfigGroup
-from vitmnist.runtime.files import expand_home
 
 FileReader = Callable[[Path], Pixels | Image.Image]
 """Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
@@ -272,6 +271,6 @@ def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) 
     """Build the dataset `values["name"]`, with the key `key` in the configuration; raises `load_dataset`'s errors."""
     builder, options = DATASETS.resolve(values, key)
     try:
-        return builder(options, expand_home(root))
+        return builder(options, Path(root).expanduser())
     except OSError as error:
         raise DataError(f"data/dataset={values['name']}: {classify_error(error).message}") from error

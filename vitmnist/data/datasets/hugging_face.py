@@ -14,7 +14,6 @@ from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, deco
 from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.errors import ConfigError, DataError, MissingExtraError, as_data_error, join_names
-from vitmnist.runtime.files import expand_home
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ class HuggingFaceOptions(DecodingOptions):
     columns: FeatureNames = section(FeatureNames, may_change=True)
 
     def list_images(self) -> EncodedImages:
-        folder = expand_home(self.path).absolute()
+        folder = Path(self.path).expanduser().absolute()
         read, splits = open_rows(self, folder)
         return EncodedImages(folder, splits, read, list_files(folder) if folder.is_dir() else [folder])
 

@@ -1,6 +1,7 @@
 """A folder of images, with a subfolder per class or a table of labels."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.datasets.base import DATASETS
@@ -8,7 +9,6 @@ from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, deco
 from vitmnist.data.image_listing import list_splits
 from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError
-from vitmnist.runtime.files import expand_home
 
 
 @dataclass
@@ -23,13 +23,13 @@ class ImageFolderOptions(DecodingOptions):
     suffix: str = config_field("", may_change=True)
 
     def list_images(self) -> EncodedImages:
-        folder = expand_home(self.path).absolute()
+        folder = Path(self.path).expanduser().absolute()
         if not folder.is_dir():
             advice = "it must hold a folder per class"
             raise ConfigError(f"data.dataset.path={self.path}: there is no such folder; {advice}")
         if not self.labels:
             return EncodedImages(folder, list_splits(folder), self.reader)
-        splits, folds = read_label_table(expand_home(self.labels), self.columns, self.suffix, folder)
+        splits, folds = read_label_table(Path(self.labels).expanduser(), self.columns, self.suffix, folder)
         return EncodedImages(folder, splits, self.reader, folds=folds)
 
 
