@@ -163,9 +163,5 @@ def test_threads_and_workers_follow_the_options_and_the_cores(split: Split, monk
     assert (tensors.resolved_options, tensors.num_workers) == ({"num_workers": 2}, 2)
     with pytest.raises(ConfigError, match=r"^threads=0: must be at least 1"):
         disk(split, threads=0)
-    with pytest.raises(ConfigError, match=r"^threads=2: threads read only image files, and num_workers is set too"):
-        disk(split, num_workers=0)
-    with pytest.raises(ConfigError, match=r"^threads=2: threads read only .*, and these samples have no files"):
-        disk(replace(split, files=None))
     with pytest.raises(ConfigError, match=r"^num_workers=many: must be int \| auto"):
         disk(split, num_workers="many")

@@ -12,7 +12,7 @@ from vitmnist.config.validation import AUTO, config_field
 from vitmnist.data.datasets.base import ImageFiles, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
-from vitmnist.errors import ConfigError, DataError
+from vitmnist.errors import DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.loaders.workers import WorkerLoader
 from vitmnist.runtime.background_map import BackgroundMap
@@ -41,17 +41,10 @@ class DiskOptions:
 def build_disk_loader(
     options: DiskOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
 ) -> Loader:
-    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`.
-
-    Raises:
-        ConfigError: `threads` is set, but would have no effect.
-    """
+    """Build a `FileLoader` for image files unless `num_workers` is set, otherwise a `WorkerLoader`."""
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
         return FileLoader(source, source.files, sampler, device, threads, options.prefetch_factor)
-    if options.threads != AUTO:
-        reason = "num_workers is set too" if options.num_workers != AUTO else "these samples have no files"
-        raise ConfigError(f"threads={options.threads}: threads read only image files, and {reason}; set threads=auto")
     num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
     return WorkerLoader(source, sampler, device, num_workers, options.prefetch_factor, options.timeout_s)
 

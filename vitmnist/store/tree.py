@@ -53,10 +53,7 @@ def copy_tree(tree: Tree) -> Tree:
         if isinstance(leaf, Tensor):
             # `deepcopy` would copy the whole storage of a view.
             return leaf if leaf.requires_grad else leaf.clone()
-        try:
-            return copy(leaf)
-        except Exception:  # Any method of an object may fail.
-            return leaf
+        return copy(leaf)
 
     copies: Tree = map_leaves(copy_leaf, tree)
     return copies

@@ -92,7 +92,7 @@ def test_files_that_do_not_fit_together_are_refused(
     folder = tmp_path / "KMNIST" / "raw"
     write_mnist_like(folder)
     write_idx(folder / name, array)
-    with pytest.raises(DataError, match=f"^{folder}: .*{message}"):
+    with pytest.raises(DataError, match=message):
         kmnist(tmp_path)
 
 

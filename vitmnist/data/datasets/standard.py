@@ -49,10 +49,7 @@ def _load_idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: S
 def _read_idx_files(name: str, files: Sequence[Path], classes: tuple[str, ...], sizes: SizeOptions) -> Dataset:
     train_images, train_labels, test_images, test_labels = map(read_idx, files)
     train, test = (train_images.unsqueeze(1), train_labels.long()), (test_images.unsqueeze(1), test_labels.long())
-    try:
-        return make_dataset(name, train, test, classes, sizes)
-    except DataError as error:
-        raise DataError(f"{files[0].parent}: {error}") from error
+    return make_dataset(name, train, test, classes, sizes)
 
 
 def read_idx(path: Path) -> Tensor:
