@@ -90,6 +90,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     # Given weights, and learning rates by parameter.
     r"init=no\${where}": "init=no${where}: there is no such folder of a run, .safetensors, .pt or .pth file",
     "init=cut.safetensors": "cut.safetensors: is damaged",
+    'init="~nobody-here/x.pt"': "a path begins with ~ or ~USER, and that user has no home folder here",
     "init=code.pt": "its content is not only plain values and tensors",
     "model=cnn lr_scale={heads.*:0.1}": "lr_scale: 'heads.*' fits no parameter; the model has features.0.wei",
     "lr_scale={*:0}": "freezes all parameters",
