@@ -150,17 +150,14 @@ class EpochSampler:
         The indices of any other order, also of a subclass, are moved to `device` once; its batches are views of them.
         Raises the errors of `sample_ids`.
         """
-        slices = self._rank_slices(start)
-        if self.shuffle in ("batch", "none"):
-            order = _cached_order(self, epoch, CPU)
-            firsts = order[:: self.batch_size].repeat_interleave(self.batch_size)[: self.size]
-            if torch.equal(order, firsts + torch.arange(self.size, device=CPU) % self.batch_size):
-                for rows in slices:
-                    first = int(order[rows.start])
-                    yield slice(first, first + rows.stop - rows.start)
-                return
-        indices = _cached_order(self, epoch, torch.device(device)) % self.size
-        yield from (indices[rows] for rows in slices)
+        order, slices = _cached_order(self, epoch, CPU), self._rank_slices(start)
+        if self.shuffle in ("batch", "none") and _is_contiguous(order, self.batch_size):
+            for rows in slices:
+                first = int(order[rows.start])
+                yield slice(first, first + rows.stop - rows.start)
+        else:
+            indices = _cached_order(self, epoch, torch.device(device)) % self.size
+            yield from (indices[rows] for rows in slices)
 
     def _rank_slices(self, start: int) -> Iterator[slice]:
         """Yield where this rank's part of each batch is in the order of an epoch."""
