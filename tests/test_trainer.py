@@ -104,17 +104,25 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
     assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
 
 
-@pytest.mark.parametrize("counts", ["mean", "padding"])
+@pytest.mark.parametrize("counts", ["mean", "padding", "each"])
 def test_a_metric_that_is_no_sum_over_the_images_is_refused(
     counts: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         right = logits.argmax(dim=1) == labels
-        return right.float().mean() if counts == "mean" else (~right).sum()
+        return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
     wrong = BatchMetric("%", tag="wrong"), compute
     monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"wrong": wrong})
-    assert "metrics: wrong must be a sum over the images of a batch" in refuse(*quick)
+    assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)
+
+
+def test_a_run_resumed_with_another_number_of_threads_warns(
+    runs: Path, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "cut", tmp_path / "cut")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert " threads and has 77 now" in succeed("resume=cut", "max_minutes=null")
 
 
 class Tied(nn.Module):

@@ -306,8 +306,10 @@ class Trainer:
                 loggers = [stack.enter_context(LOGGERS.build(config, folder, result)) for config in self.logger_configs]
                 result.write_config()
                 result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
-                for name in ("result.json", f"{storage.FOLDER}/final.safetensors"):
-                    (folder / name).unlink(missing_ok=True)
+                # A process that is killed while it writes leaves a temporary file.
+                for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
+                    for path in folder.glob(pattern):
+                        path.unlink()
             classes = dataset.train.classes
             yield RunRecorder(self.config, result, world, self.device, metric, classes, loggers, draw_images)
 

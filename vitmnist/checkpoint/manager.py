@@ -61,6 +61,7 @@ class CheckpointManager:
             "step": step.state_dict(),
             "epochs": self.result.epochs,
             "rng": self.world.all_gather_object(RandomState(device=step.device).to_dict()),
+            "threads": torch.get_num_threads(),
             "progress": progress.state_dict() if progress else None,
         }
         if self.world.is_main:
@@ -79,6 +80,9 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed of `seed_rank`.
             if self.world.rank < len(checkpoint["rng"]):
                 RandomState(device=self.step.device).load_dict(checkpoint["rng"][self.world.rank])
+        before, now = checkpoint.get("threads"), torch.get_num_threads()
+        if before and before != now and self.step.device.type == "cpu":
+            log.warning("torch had %d threads and has %d now, so results differ by rounding", before, now)
         log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:

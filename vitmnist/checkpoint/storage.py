@@ -52,6 +52,7 @@ class Checkpoint(TypedDict):
     step: dict[str, Any]  # `TrainStep.state_dict()`, with the weights
     epochs: list[dict[str, Any]]  # the records of the completed epochs
     rng: list[dict[str, Any]]  # `RandomState.to_dict()` of each rank
+    threads: int  # `torch.get_num_threads()`, which affects the result on the CPU
     progress: dict[str, Any] | None  # `EpochProgress.state_dict()` of an unfinished epoch; None between epochs
 
 

@@ -62,9 +62,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
     if refused := unknown + unsupported:
         raise ConfigError(f"{refused[0]}: there is no such option; set keys without dashes, as in epochs=3")
     if options.config_dir:
-        config_dir = Path(options.config_dir).resolve()
-        if not config_dir.is_dir():
-            raise ConfigError(f"--config-dir: {options.config_dir}: there is no such folder")
+        config_dir = _find_config_dir(options.config_dir)
         overrides.append(f"hydra.searchpath=[{quote(f'file://{config_dir.as_posix()}')}]")
     if options.multirun:
         overrides.append("hydra.mode=MULTIRUN")
@@ -80,6 +78,18 @@ def parse_arguments(argv: list[str]) -> Arguments:
             raise ConfigError(f"-m: resume={resume} resumes a run, not a sweep; {advice}")
         overrides.append(f"hydra.run.dir={quote(os.path.expanduser(resume))}")
     return Arguments(argv, options, overrides, resume)
+
+
+def _find_config_dir(name: str) -> Path:
+    """Return the folder of `--config-dir`; raises `ConfigError` if Hydra would ignore one of its files."""
+    config_dir = Path(name).resolve()
+    if not config_dir.is_dir():
+        raise ConfigError(f"--config-dir: {name}: there is no such folder")
+    for path in config_dir.rglob("*.yaml"):
+        ours = CONF / path.relative_to(config_dir)
+        if ours.exists() and not ours.samefile(path):
+            raise ConfigError(f"--config-dir: {path} would be ignored, as the project has such a file; rename it")
+    return config_dir
 
 
 @cache

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.errors import PeerError, RunInterrupted
+from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
@@ -62,8 +62,8 @@ def results_in_message(folder: Path, command: str) -> Iterator[None]:
             yield
     except (KeyboardInterrupt, RunInterrupted) as error:
         raise type(error)(f"{error or 'interrupted'}{resume_hint(folder, command)}") from error
-    except Exception:
-        if (folder / "result.json").exists():
+    except Exception as error:
+        if (folder / "result.json").exists() and not isinstance(error, ConfigError):
             log.info("failed; results: %s", display_path(folder))
         raise
 

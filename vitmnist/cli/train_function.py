@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.config_store import ConfigStore
@@ -76,6 +77,8 @@ def _train(argv: list[str]) -> Result:
     try:
         with ExitStack() as resources:
             for argument in argv:
+                if not isinstance(argument, str):
+                    raise ConfigError(f"vitmnist.train: {argument!r} must be text; unpack a dict: **{{…}}")
                 if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
                     advice = "pass KEY=VALUE or --config-dir=FOLDER"
                     raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
@@ -125,8 +128,10 @@ def _translate_error(error: BaseException, stop: StopSignal, folder: Path | None
 @contextmanager
 def preserve_process_state() -> Iterator[None]:
     """Restore the state of the process that a run changes: random states, and torch's flags and current device."""
+    flags: Any = torch.utils.deterministic
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_filled = flags.fill_uninitialized_memory
     # Before the first use of a GPU, its generator has this seed. Reading its state would allocate memory on the GPU.
     seed, device, states = torch.initial_seed(), 0, []
     if torch.cuda.is_initialized():
@@ -135,6 +140,7 @@ def preserve_process_state() -> Iterator[None]:
         with preserve_random_state():
             yield
     finally:
+        flags.fill_uninitialized_memory = is_filled
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warn_only)
         torch.cuda.manual_seed_all(seed)
         if torch.cuda.is_initialized():

@@ -143,6 +143,11 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
     log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
     others = [path for path in subfolders if path not in folders.values()]
+    if len(folders) == 1 and any(select_images(list_files(path)) for path in others):
+        raise DataError(
+            f"{folder}: it is unclear whether {folders['train'].name} is a split or a class next to "
+            f"{join_names(path.name for path in others)}; name splits train, val and test, or move the others away"
+        )
     if others:
         log.warning("%s: not used: %s", folder, join_names(path.name for path in others))
     return folders

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import flatten_keys, is_under, iterate_metadata
+from vitmnist.config.schema import DataConfig, flatten_keys, is_under, iterate_metadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -112,6 +112,8 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
                 f"the run was trained on images at another path; set {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
+    elif (data.holdout or data.folds or data.fold is not None) and _get_division(data) != _get_division(trained_data):
+        print("warning: the run was trained on images of this hold-out or fold; it used another one", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
     is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data
@@ -122,6 +124,10 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
             if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset, config.batch_size
+
+
+def _get_division(data: DataConfig) -> list[object]:
+    return [data.holdout, data.holdout_seed, data.folds, data.fold]
 
 
 def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:

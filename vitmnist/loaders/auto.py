@@ -102,10 +102,13 @@ def select_loader(
             if isinstance(loader, RamLoader):
                 decoded = loader.samples
         benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        timings = make_timings(benchmark.candidates, len(sampler))
+        timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            errors = [f"{timing.name}: {timing.error}" for timing in timings]
+            names_by_error: dict[str | None, list[str]] = {}  # If the step fails, all loaders have the same error.
+            for timing in timings:
+                names_by_error.setdefault(timing.error, []).append(timing.name)
+            errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
         benchmark.pop_all()  # The selected loader stays open.

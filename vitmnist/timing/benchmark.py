@@ -205,11 +205,14 @@ def rotate(candidates: Sequence[Item], rounds: int) -> Iterator[list[Item]]:
         yield [*candidates[first:], *candidates[:first]]
 
 
-def make_timings(candidates: Sequence[LoaderCandidate], length: float | None) -> list[LoaderTiming]:
+def make_timings(
+    candidates: Sequence[LoaderCandidate], length: float | None, has_baseline: bool = True
+) -> list[LoaderTiming]:
     """Return a row of the table for each candidate.
 
     Args:
         length: number of batches in an epoch. None if it is unknown: the rows then show this instead of figures.
+        has_baseline: the first candidate is the loader in use. `break_even_epoch` compares the others with it.
     """
     timings: list[LoaderTiming] = []
     for candidate in candidates:
@@ -222,7 +225,7 @@ def make_timings(candidates: Sequence[LoaderCandidate], length: float | None) ->
         waiting_pct = (
             median(window.estimate_waiting_pct(length) for window in candidate.windows) if candidate.step else None
         )
-        baseline_s = timings[0].epoch_s if timings else None
+        baseline_s = timings[0].epoch_s if timings and has_baseline else None
         saved_s = baseline_s.median - epoch_s.median if baseline_s else 0.0
         break_even_epoch = max(1, ceil((candidate.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None
         set_up_s, change = candidate.set_up_s, candidate.change

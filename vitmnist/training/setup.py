@@ -175,9 +175,12 @@ def check_batch_metrics(num_classes: int) -> None:
     logits = F.one_hot(predictions, num_classes).float()
     labels[6] = IGNORED
     for name, compute in get_batch_metrics().items():
-        parts = [float(compute(logits[rows], labels[rows])) for rows in (slice(2), slice(2, 6))]
-        if not math.isclose(float(compute(logits, labels)), sum(parts), rel_tol=1e-4):
-            raise ConfigError(f"metrics: {name} must be a sum over the images of a batch whose labels are not negative")
+        whole, *parts = (compute(logits[rows], labels[rows]) for rows in (slice(7), slice(2), slice(2, 6)))
+        if whole.dim() or not math.isclose(float(whole), float(sum(parts)), rel_tol=1e-4):
+            raise ConfigError(
+                f"metrics: {name} must return the sum over the images of a batch whose labels are not negative, as a "
+                f"scalar tensor; it returned {whole.tolist()} for six images and padding"
+            )
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:

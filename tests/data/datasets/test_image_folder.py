@@ -346,3 +346,25 @@ def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(fold
     draw(folder.parent / "linked" / "10.png", 10)
     (folder / "cat" / "linked").symlink_to("../../linked")
     assert len(find_images([str(folder / "cat")])) == 11
+
+
+@pytest.mark.parametrize(
+    ("dtype", "highest", "options"),
+    [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
+)
+def test_images_with_little_contrast_cause_a_warning_that_names_the_scaling_keys(
+    folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such images are from cameras of 12 bits, or have a value that stands for no data."""
+    for number, path in enumerate(folder.glob("*/*.png")):
+        write_deep(path.with_suffix(".tif"), np.full((8, 8), highest * (number % 2)), dtype)
+        path.unlink()
+    for count in (1, 2):  # the images are decoded the first time, and in the cache the second
+        load(folder, **options)
+        assert caplog.text.count("the pixels hardly differ") == count
+    assert "set data.dataset.max_16_bit=4095" in caplog.text
+    assert "data.dataset.range_32_bit=[BLACK,WHITE]" in caplog.text
+    caplog.clear()
+    scaled = load(folder, max_16_bit=4095, range_32_bit=(0, 4095))
+    assert sorted(scaled.train.images.unique().tolist()) == [0, 255]
+    assert "hardly differ" not in caplog.text

@@ -86,8 +86,12 @@ def test_folders_may_lack_a_split(divided: Path, caplog: pytest.LogCaptureFixtur
     (divided / "val").rename(divided / "Testing")  # another name for it
     assert sizes(load(divided)) == {"train": 12, "test": 9}
     (divided / "Testing").rename(divided / "exam")
+    with pytest.raises(DataError, match="it is unclear whether train is a split or a class next to exam; name splits"):
+        load(divided)
+    (divided / "exam").rename(divided.parent / "exam")
+    (divided / "notes").mkdir()
     assert sizes(load(divided, test_share=0.25)) == {"train": 9, "test": 3}
-    assert "not used: exam" in caplog.text
+    assert "not used: notes" in caplog.text
     assert sizes(load(divided, test_share=0)) == {"train": 12}
 
 

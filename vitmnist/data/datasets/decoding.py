@@ -40,6 +40,8 @@ BLOCK_SIZE = 8
 """Number of images that a thread reads at a time. With single images, each would cost a thread switch."""
 PROBED_IMAGES = 100
 """The number of images that decide whether images are read in colour."""
+MIN_STD = 8
+"""A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
 
@@ -168,6 +170,12 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
         lambda: record,
         names=("images",),
     )
+    if (deviation := 255 * max(metadata["std"])) < MIN_STD:
+        log.warning(
+            "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
+            "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
+            *(encoded.folder, deviation),
+        )
     if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
             advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
