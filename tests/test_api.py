@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-import vitmnist
 from tests.support.samples import Made
 from vitmnist import Loader, audit, load_dataset, make_loader, register
 from vitmnist.config.validation import config_field
@@ -54,13 +53,6 @@ def test_numpy_arrays_are_used_without_a_copy_or_a_warning(is_writable: bool) ->
     assert batches[1][0].data_ptr() == images[4:].ctypes.data
     assert batches[1][1].data_ptr() == labels[4:].ctypes.data
     assert batches[1][1].dtype == torch.int32
-
-
-def test_tab_completion_shows_the_public_names() -> None:
-    assert dir(vitmnist) == sorted([*vitmnist.__all__, "__version__"])
-    assert {*vitmnist.__all__} == {*vitmnist._MODULES}
-    for name in vitmnist.__all__:
-        assert getattr(vitmnist, name).__name__ == name
 
 
 def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:

@@ -113,14 +113,6 @@ STORES: dict[str, Callable[[Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
-@pytest.mark.parametrize(("draw", "name"), DRAWS.values(), ids=DRAWS.keys())
-def test_three_random_samples_of_200_are_refused(draw: Any, name: str, store: Any, tmp_path: Path) -> None:
-    data = Made(lambda index: (torch.full((2,), draw() if index in (57, 111, 199) else 0.0), index), 200)
-    with pytest.raises(ConfigError, match=rf"sample 57 is random \(it draws from {name}\)"):
-        store(data, tmp_path)
-
-
-@pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
 def test_samples_that_seed_themselves_and_samples_with_nan_are_stored(store: Any, tmp_path: Path) -> None:
     def make(index: int) -> Any:
         torch.manual_seed(index)
@@ -138,7 +130,7 @@ def test_randomness_that_no_generator_shows_is_found_in_probes(size: int, every:
     def make(index: int) -> Any:
         return torch.tensor(np.random.default_rng().random() if index % every == 1 % every else 0.0), index
 
-    message = rf"sample {index} is random \(it differs when it is read again\), and .*disk or"
+    message = rf"sample {index} is random \(it differs when it is read again; .*\), and .*disk or"
     with pytest.raises(ConfigError, match=message):
         make_loader("ram", Made(make, size), **ORDER)
 

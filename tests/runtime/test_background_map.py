@@ -1,39 +1,14 @@
 """Work in threads: order, errors, bounds and ends, and the cores that it leaves to others."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
-from threadpoolctl import threadpool_info
 
 from vitmnist.runtime.background_map import BackgroundMap, map_slices
-
-IDLE = """
-import time
-import torch
-from vitmnist.runtime.cpu import create_decoder_context
-from vitmnist.runtime.background_map import BackgroundMap
-
-def spent_after_an_operation():
-    values.add_(1)
-    started = time.process_time()
-    time.sleep(0.03)
-    return time.process_time() - started
-
-torch.set_num_threads(2)
-values = torch.zeros(2**20)
-results = BackgroundMap(abs, range(9), 1, 2, create_decoder_context())
-next(results)
-time.sleep(0.1)  # the idle team may spin once, as it starts
-print(max(spent_after_an_operation() for _ in range(9)))
-results.close()
-"""
 
 
 @pytest.mark.parametrize(("error", "raised"), [(SystemExit, SystemExit), (StopIteration, RuntimeError)])
@@ -88,11 +63,6 @@ def test_threads_end_with_the_map(end: Callable[[list[BackgroundMap[int, int]]],
         gc.enable()
 
 
-def test_a_map_can_be_closed_in_one_of_its_threads() -> None:
-    results: BackgroundMap[int, None] = BackgroundMap(lambda _: results.close(), [0, 1], threads=1, max_ahead=1)
-    assert list(results) == [None]
-
-
 def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_more() -> None:
     written = []
 
@@ -105,15 +75,3 @@ def test_an_error_in_a_part_is_raised_when_no_thread_writes_to_the_batch_any_mor
     with pytest.raises(ValueError, match="the first part"):
         map_slices(write, 3, size=1, threads=2)
     assert written == [1, 2]
-
-
-def test_a_batch_without_rows_has_no_slices() -> None:
-    map_slices(lambda span: pytest.fail(f"called with {span}"), rows=0)
-
-
-@pytest.mark.skipif(all(pool["prefix"] != "libgomp" for pool in threadpool_info()), reason="torch has no libgomp")
-def test_idle_threads_of_torch_do_not_spin_while_others_work() -> None:
-    """Threads of libgomp spin for some milliseconds after each operation, on a core that another thread may need."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    ended = subprocess.run([sys.executable, "-c", IDLE], env=environment, capture_output=True, text=True, check=True)
-    assert float(ended.stdout) < 0.002

@@ -90,8 +90,7 @@ def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
     if within_noise == len(lowest):
         return f"No setting is better than another beyond noise ({_count(groups[best])}). {finding}"
     if within_noise:
-        others = f"{within_noise} of {len(lowest)} others"
-        return f"{finding} {_count(groups[best])} cannot separate it from {others}."
+        return f"{finding} {_count(groups[best])} cannot separate it from {within_noise} of {len(lowest)} others."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
     return f"{finding} That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 

@@ -58,14 +58,10 @@ class _SamplePickler(pickle.Pickler):
             return NotImplemented
         if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_nested:
             return NotImplemented  # Torch pickles these itself.
-        tensor = _compact(obj)
+        # A small view is pickled without the rest of its storage.
+        tensor = obj.clone() if obj.untyped_storage().nbytes() > MAX_STORAGE_RATIO * obj.nbytes else obj
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy if it uses less than half of its storage."""
-    return tensor.clone() if tensor.untyped_storage().nbytes() > MAX_STORAGE_RATIO * tensor.nbytes else tensor
 
 
 class SampleUnpickler(pickle.Unpickler):
