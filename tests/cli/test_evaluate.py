@@ -174,7 +174,7 @@ def test_every_mistake_is_listed_and_the_worst_are_drawn(trained: Path, call_her
 
 def test_evaluation_uses_the_split_of_the_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held_out = load_model(trained / "run").evaluate(overrides=["data.holdout=50"])
-    assert "warning: the run was trained on images of this hold-out" in capsys.readouterr().err
+    assert "warning: the run divided its images differently" in capsys.readouterr().err
     assert (held_out.split_name, len(held_out.split)) == ("validation", 50)
     test = load_model(trained / "run").evaluate()
     assert (test.split_name, len(test.split), capsys.readouterr().err) == ("test", 300, "")

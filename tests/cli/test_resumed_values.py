@@ -96,7 +96,8 @@ def test_a_change_on_resuming_is_kept(runs: Path, train_here: Train, succeed: Pr
     assert "epoch 3/3" in printed
     assert "disk loader" in printed
     result = result_of(tmp_path / "cut")
-    assert result["overrides"] == again
+    assert result["overrides"][-2:] == again
+    assert {"epochs=3", "data/loader=disk"} < {*result["overrides"]}
     assert result["config"]["data"]["loader"]["num_workers"] == 0
 
 

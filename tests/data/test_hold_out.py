@@ -111,6 +111,8 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     assert len(part.train) == 8
     assert part.test is None  # The images of a fold belong together, so none are drawn for a test split.
     assert len(load(columns={"fold": None}).test) == 2
+    with pytest.raises(ConfigError, match=r"data\.holdout=0\.3: would divide folds of the table"):
+        hold_out_validation(load(), 0.3, seed=0)
     with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
         divide(load(), fold=0)
     assert len(divide(load(), folds=2, fold=0).validation) == 6

@@ -1,13 +1,12 @@
 """Decides whether `resume=` trains the run in a folder further, and with which overrides."""
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from vitmnist.cli.arguments import without_keys
 from vitmnist.config import parse_key
-from vitmnist.config.schema import Config, find_ignored_keys, flatten_keys, is_under, to_json_values
+from vitmnist.config.schema import Config, find_changeable_keys, flatten_keys, is_under, to_json_values
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
@@ -22,8 +21,8 @@ from vitmnist.tracking.runs import read_run
 GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
-def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the recorded overrides of `GLOBAL_GROUPS`, and the new overrides of all other keys.
+def merge_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return the recorded overrides of keys that do not change, and the new overrides but of `GLOBAL_GROUPS`.
 
     Raises:
         ConfigError: a new override selects another member of a global group.
@@ -39,11 +38,14 @@ def split_global_overrides(folder: Path, overrides: list[str]) -> tuple[list[str
                 f"{override}: the run in {display_path(folder)} began with {' '.join(initial) or 'no experiment'}, and "
                 "its values are kept; set keys such as epochs=10, or begin another run with hydra.run.dir=FOLDER"
             )
-    return initial, without_keys(overrides, GLOBAL_GROUPS)
+    changed = without_keys(overrides, GLOBAL_GROUPS)
+    return without_keys(recorded, [*map(parse_key, changed)]), changed
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that is completed; returns False if it is not, or if `config` needs more training.
+    """Print the result of a run that is completed; returns False if it is not, or if `config` cannot be its result.
+
+    Another loader, for example, has no effect without further epochs: the recorded times are those of the old one.
 
     Raises:
         ConfigError: a completed run needs more training, for example more epochs, but has no checkpoint.
@@ -54,13 +56,12 @@ def print_if_completed(folder: Path, config: Config) -> bool:
         return False
     metric = find_metric(config.monitor, "monitor")
     is_exhausted = Monitor(metric, config.patience).is_exhausted(epochs)
-    has_epochs_left = len(epochs) < config.epochs_to_train
-    ignored = find_ignored_keys()
-    if is_exhausted and has_epochs_left:
-        # A larger `epochs` alone does not continue a run that stopped early.
-        ignored += ["epochs", "patience"]
-    # Changing a key that affects neither the result nor the time, such as `logger`, does not resume a completed run.
-    if _values_without(ignored, config) != _values_without(ignored, load_recorded_config(folder, [])):
+    epochs_left = config.epochs_to_train - len(epochs)
+    values, recorded = (flatten_keys(to_json_values(each)) for each in (config, load_recorded_config(folder, [])))
+    changed = [key for key, value in values.items() if value not in (recorded.get(key), "auto")]
+    is_other_run = any(not is_under(key, find_changeable_keys(config)) for key in changed)
+    # A larger `epochs` alone does not continue a run that stopped early.
+    if is_other_run or epochs_left < 0 or (epochs_left and not is_exhausted):
         if has_checkpoint(folder):
             return False
         raise ConfigError(
@@ -71,11 +72,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     if config.limit_batches:
         print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
         return True
-    changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not has_epochs_left)
+    changes = ["patience=M"] * is_exhausted + ["epochs=N"] * (not epochs_left)
     arguments = shlex.join([f"resume={path}", *changes])
     print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; to continue, set {arguments}")
     return True
-
-
-def _values_without(ignored: Sequence[str], config: Config) -> dict[str, object]:
-    return {key: value for key, value in flatten_keys(to_json_values(config)).items() if not is_under(key, ignored)}

@@ -23,7 +23,7 @@ import vitmnist
 from vitmnist.cli.arguments import Arguments, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, results_in_message
-from vitmnist.cli.resume import print_if_completed, split_global_overrides
+from vitmnist.cli.resume import merge_overrides, print_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override, parse_key
 from vitmnist.config.compose import compose, compose_command, initialize_hydra
@@ -114,9 +114,9 @@ def configure_run(
         is_resumed = has_checkpoint(folder) or read_run(folder).result.status == "completed"
         print(f"resume=auto: {'resuming' if is_resumed else 'beginning'} {display_path(folder)}")
     if is_resumed:
-        global_overrides, overrides = split_global_overrides(folder, overrides)
+        unchanged, overrides = merge_overrides(folder, overrides)
         config = load_recorded_config(folder, overrides)
-        overrides = [*global_overrides, *overrides]
+        overrides = [*unchanged, *overrides]
     else:
         config = validate(Config, values)
     resources.enter_context(lock_folder(folder, refuse_existing=arguments.resume is None))

@@ -39,6 +39,8 @@ def hold_out_validation(dataset: Dataset, size: int | float, seed: int) -> Datas
         seed: seeds the random choice of the images.
     """
     key, train = f"data.holdout={size}", dataset.train
+    if dataset.folds:
+        raise ConfigError(f"{key}: would divide folds of the table; set data.fold=N or data.dataset.columns.fold=null")
     generator = torch.Generator().manual_seed(seed)
     is_held_out = torch.zeros(len(train), dtype=torch.bool)
     if isinstance(size, int) and size > 1:

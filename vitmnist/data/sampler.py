@@ -150,7 +150,7 @@ class EpochSampler:
         The indices of any other order, also of a subclass, are moved to `device` once; its batches are views of them.
         Raises the errors of `sample_ids`.
         """
-        order, slices = _cached_order(self, epoch, CPU), self._rank_slices(start)
+        order, slices = _cached_order(self, epoch, CPU) % self.size, self._rank_slices(start)
         if self.shuffle in ("batch", "none") and _is_contiguous(order, self.batch_size):
             for rows in slices:
                 first = int(order[rows.start])

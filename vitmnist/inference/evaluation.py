@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import DataConfig, flatten_keys, is_under, iterate_metadata
+from vitmnist.config.schema import flatten_keys, is_under, iterate_metadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -28,6 +28,8 @@ UNDIVIDED = {
     "data.dataset.test_share": 0,
 }
 """The keys that divide or limit a dataset, with the values for which all images are used."""
+DIVIDING = ("data.holdout", "data.folds", "data.fold", "data.dataset.test_share", "data.holdout_seed")
+"""The keys that divide a dataset into splits."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,18 +104,20 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
     _, options = DATASETS.resolve(data.dataset)
     # The options that are marked as allowed to change on resuming locate the images.
     locating = [key for key, metadata in iterate_metadata(type(options)) if metadata.may_change]
+    values, trained_values = (flatten_keys({"data": vars(each)}) for each in (data, trained_data))
+    divided = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
     if _get_location(data.dataset, locating) != _get_location(trained_data.dataset, locating):
-        values = flatten_keys({"data": vars(data)})
-        unclear = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
-        if unclear := [key for key in unclear if key not in keys.values()]:
+        if unclear := [key for key in divided if key not in keys.values()]:
             undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
                 f"the run was trained on images at another path; set {undivided} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif (data.holdout or data.folds or data.fold is not None) and _get_division(data) != _get_division(trained_data):
-        print("warning: the run was trained on images of this hold-out or fold; it used another one", file=sys.stderr)
+    elif any(key in divided for key in DIVIDING) and any(
+        values.get(key) != trained_values.get(key) for key in (*DIVIDING, "data.dataset.train_size")
+    ):
+        print("warning: the run divided its images differently; it may have seen images of this split", file=sys.stderr)
     dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
     trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
     is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data
@@ -124,10 +128,6 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
             if recorded.get(f"{name}_images", checksum) != checksum:
                 print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset, config.batch_size
-
-
-def _get_division(data: DataConfig) -> list[object]:
-    return [data.holdout, data.holdout_seed, data.folds, data.fold]
 
 
 def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:

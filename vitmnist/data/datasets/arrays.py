@@ -94,10 +94,11 @@ def _to_uint8(array: NDArray[Any], statistics: Statistics | None) -> Tensor:
     images: Tensor = as_tensor("images", array)
     if images.dim() == 3:
         images = images[:, None]
-    if images.dim() == 4 and images.shape[1] not in PLAUSIBLE_CHANNELS:
-        if images.shape[3] not in PLAUSIBLE_CHANNELS:
-            raise DataError(f"found {[*images.shape]}; [N, C, H, W] or [N, H, W, C] must have 1, 3 or 4 channels C")
-        images = images.permute(0, 3, 1, 2)
+    elif images.dim() == 4:
+        axes = [axis for axis in (1, 3) if images.shape[axis] in PLAUSIBLE_CHANNELS]
+        if len(axes) != 1:
+            raise DataError(f"found {[*images.shape]}; must be [N, C, H, W] or [N, H, W, C] with 1, 3 or 4 channels C")
+        images = images.movedim(axes[0], 1)
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
