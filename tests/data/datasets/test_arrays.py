@@ -82,6 +82,7 @@ def test_a_run_on_arrays_is_resumed_and_used(
         ({"images": np.array([{}] * 30)}, "images is damaged, or is no array of numbers or text; write arrays with"),
         ({"images": PIXELS / 255}, r"images and labels: floats need data\.dataset\.statistics=\{mean: \[\.\.\], std: "),
         ({"images": PIXELS.astype(np.int32)}, r"images and labels: must be uint8 or floats, found int32; convert"),
+        ({"images": np.zeros((30, 4, 16, 1), np.uint8)}, r"found \[30, 4, 16, 1\]; must be .* 1, 3 or 4 channels C"),
         ({"images": np.zeros((30, 13, 16, 16), np.uint8)}, r"found \[30, 13, 16, 16\]; .* 1, 3 or 4 chan"),
         ({"images": PIXELS.astype(">f4")}, "images and labels: images: torch cannot use this array: "),
         ({"labels": LABELS / 2}, r"images and labels: labels must be integers or text \[N\], N > 0, found float64"),

@@ -13,6 +13,10 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
+from vitmnist.cli.resume import print_if_completed
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.data.datasets import decoding
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.inference.trained_model import load_model
@@ -72,6 +76,9 @@ def test_a_folder_of_images_can_be_trained_on(
     assert (trained.image_shape, trained.dataset["mode"]) == ((3, 14, 28), "rgb")
     assert trained(folder / "dog" / "4.png")[0] == trained(Image.open(folder / "dog" / "4.png"))[0]
     assert call_here(evaluate.main, "run").stderr == ""
+    assert "divided its images differently" in call_here(evaluate.main, "run", "data.dataset.test_share=0.5").stderr
+    # A sweep compares a completed job with the values that it composes again, such as `mode: auto`.
+    assert print_if_completed(tmp_path / "run", validate(Config, compose([*overrides(folder), *options])))
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
