@@ -196,7 +196,7 @@ def test_a_value_arrives_as_it_is(value: object) -> None:
         ([], {"data": {"loader": ["ram", "disk"]}}, r"data/loader=\['ram', 'disk'\]: must be the name of a member"),
         ([], {"experiment": None}, "experiment=None: must be the name of a member"),
         ([], {"epochs": [1, 2]}, r"epochs=\[1, 2\]: must be int"),
-        ([{"epochs": 3}], {}, r"vitmnist.train: {'epochs': 3} must be text; unpack a dict"),
+        ([{"epochs": 3}], {}, r"vitmnist.train: {'epochs': 3}: must be a string; unpack a dict"),
         ([], {"seed": range(3)}, r"seed=range\(0, 3\): must be a number, text"),
         (["-m", "epochs=1"], {}, "-m: is an option of the command line only"),
         (["hydra.mode=MULTIRUN"], {}, "hydra.mode=MULTIRUN: is a sweep"),

@@ -121,7 +121,7 @@ class _AuditedLoader:
     data: AuditDataset
     settings: dict[str, int]
     labels: torch.Tensor | None = None
-    """The classes between which the loader balances; None if it delivers each index once."""
+    """The label of each sample if the loader balances classes; None if it delivers each index once."""
 
     def open(self, **settings: int) -> AbstractContextManager[Any]:
         seed_generators(0, 0, 0)  # Training scripts seed the generators before they build a loader.

@@ -174,7 +174,7 @@ FAILURES = (
     ),
     (
         "^Could not determine home directory",
-        Failure("a path begins with ~ or ~USER, and that user has no home folder here; write the folder in full"),
+        Failure("a path begins with ~ or ~USER, but that user has no home folder here; write the path in full"),
     ),
     (
         "^CUDA error.*",  # After a CUDA error, the process can no longer use the GPU.

@@ -1,4 +1,4 @@
-"""Registries: what modules register by name, such as the metrics or the members of a config group."""
+"""Registries of classes and functions by name, such as the metrics or the members of a config group."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Builder = Callable[Concatenate[Any, P], Built]
 
 
 class Registry(Generic[Declaration, Function]):
-    """Classes or functions by name, each with a declaration: the registry `group` in messages.
+    """Classes or functions by name, each with a declaration. Messages name the registry `group`.
 
-    The modules of `package` register them. Modules of installed packages can register more.
+    The modules of `package` register members. Modules of installed packages can register more.
     """
 
     def __init__(self, group: str, package: str) -> None:
@@ -38,7 +38,7 @@ class Registry(Generic[Declaration, Function]):
         self._members: dict[str, tuple[Declaration, Function]] = {}
 
     def register(self, name: str, declaration: Declaration) -> Callable[[Function], Function]:
-        """Decorator that registers a class or function, which `declaration` describes, under `name`."""
+        """Decorator that registers a class or function under `name`, with a declaration that describes it."""
 
         def decorate(function: Function) -> Function:
             member = self._members.get(name)
@@ -57,7 +57,7 @@ class Registry(Generic[Declaration, Function]):
         return dict(sorted(self._members.items()))
 
     def find(self, name: object) -> tuple[Declaration, Function] | None:
-        """Return a member; installed packages are imported only if the package has no such member."""
+        """Return a member, or None. Installed packages are imported only if the package has no such member."""
         import_members(self.package)
         return self._members.get(str(name)) or self.members().get(str(name))
 

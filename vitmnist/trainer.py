@@ -116,7 +116,7 @@ class Trainer:
         """Train, evaluate and record the run.
 
         Raises:
-            ConfigError, DataError, PeerError: the run, or another process of it, cannot begin; nothing is recorded.
+            ConfigError, DataError, PeerError: the run cannot begin on this or another rank; nothing is recorded.
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """

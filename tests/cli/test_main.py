@@ -23,7 +23,7 @@ from vitmnist.training.setup import check_config, check_model
 def test_a_file_of_config_dir_that_the_project_has_too_is_refused(refuse: Printed, tmp_path: Path) -> None:
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "cnn.yaml").write_text("width: 4")
-    assert "cnn.yaml would be ignored, as the project has such a file" in refuse("--config-dir=own")
+    assert "cnn.yaml would be ignored: the project has a file of that name" in refuse("--config-dir=own")
 
 
 def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:

@@ -89,11 +89,11 @@ def test_loaders_that_cannot_be_replaced_are_refused(dataloader: Any, options: d
 
 @pytest.mark.parametrize("batch", [[1, -2], [(1, 2)], [SIZE], [0.5], ["1"]])
 def test_indices_that_cannot_be_looked_up_are_refused(batch: list[Any], folder: Path) -> None:
-    with pytest.raises(DataError, match=r"^the sampler gives .*, not 0 to 42 alone; use the DataLoader as it is"):
+    with pytest.raises(DataError, match=r"^the sampler gives .*, not only 0 to 42; use the DataLoader as it is"):
         list(from_dataloader(DataLoader(Pairs(), batch_sampler=[[0], batch])))
     for transforms in ("exact", "tensor") if batch in ([1, -2], [(1, 2)]) else ():
         kept = from_dataloader(DataLoader(Pictures(folder, FLIP), batch_sampler=[batch]), "ram", transforms=transforms)
-        with pytest.raises(DataError, match=r"the sampler gives (-2|\(1, 2\)), not 0 to \d+ alone; use the"):
+        with pytest.raises(DataError, match=r"the sampler gives (-2|\(1, 2\)), not only 0 to \d+; use the"):
             list(kept)
 
 
@@ -176,7 +176,7 @@ def set_in_worker(worker: int) -> None:
 
 
 def test_setting_an_attribute_of_decoded_data_is_refused() -> None:
-    message = r"^dataset\.epoch is set, which does not change decoded samples; .* use the DataLoader as it is$"
+    message = r"^setting dataset\.epoch does not change decoded samples; .* use the DataLoader as it is$"
     replacement = from_dataloader(DataLoader(Pairs(), 7))
     with pytest.raises(ConfigError, match=message):
         replacement.dataset.epoch = 3

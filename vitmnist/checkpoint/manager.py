@@ -82,7 +82,7 @@ class CheckpointManager:
                 RandomState(device=self.step.device).load_dict(checkpoint["rng"][self.world.rank])
         before, now = checkpoint.get("threads"), torch.get_num_threads()
         if before and before != now and self.step.device.type == "cpu":
-            log.warning("torch had %d threads and has %d now, so results differ by rounding", before, now)
+            log.warning("torch had %d threads and has %d now; the results will differ by rounding", before, now)
         log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.accumulator.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:

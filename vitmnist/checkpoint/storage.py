@@ -42,7 +42,7 @@ STATE_DICT_KEYS = ("step", "ema", "state_dict_ema", "state_dict", "model_state_d
 class Checkpoint(TypedDict):
     """Everything needed to continue a run bit for bit, and to use its weights: plain values and tensors.
 
-    Read a new key with `get`, because older checkpoints lack it. If no default is right, increase `FORMAT`.
+    Read a new key with `get`, because older checkpoints lack it. If there is no suitable default, increase `FORMAT`.
     """
 
     format: int  # `FORMAT` of the program that wrote the checkpoint

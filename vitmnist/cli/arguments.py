@@ -88,7 +88,7 @@ def _find_config_dir(name: str) -> Path:
     for path in config_dir.rglob("*.yaml"):
         ours = CONF / path.relative_to(config_dir)
         if ours.exists() and not ours.samefile(path):
-            raise ConfigError(f"--config-dir: {path} would be ignored, as the project has such a file; rename it")
+            raise ConfigError(f"--config-dir: {path} would be ignored: the project has a file of that name; rename it")
     return config_dir
 
 
@@ -120,7 +120,7 @@ def find_value(key: str, overrides: Iterable[str]) -> str | None:
 
 
 def quote(text: str, mark: Quote = Quote.single) -> str:
-    """Quote text as a value in Hydra's grammar; `${` is escaped, so that it is no interpolation."""
+    """Quote text as a value in Hydra's grammar; `${` is escaped, so that it is not interpolated."""
     if re.fullmatch(r"[\w./+-]+", text, re.ASCII):
         return text
     return QuotedString(escape_interpolations(text), mark).with_quotes()
@@ -147,7 +147,7 @@ def to_overrides(keys: Mapping[str, object], section: str = "") -> Iterator[str]
 
 def _format_value(key: str, value: object) -> str:
     """Format a value in Hydra's grammar; raises `ConfigError` for values of other types."""
-    import numpy as np  # Not at the top: `vitmnist --help` does without it.
+    import numpy as np  # Not at the top, because `vitmnist --help` does not need it.
 
     if value is None:
         return "null"

@@ -1,4 +1,4 @@
-"""Decides whether `resume=` trains the run in a folder further, and with which overrides."""
+"""Decides whether `resume=` continues the run in a folder, and with which overrides."""
 
 import shlex
 from pathlib import Path
@@ -22,7 +22,7 @@ GLOBAL_GROUPS = ("experiment", "hparams_search")
 
 
 def merge_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list[str]]:
-    """Return the recorded overrides of keys that do not change, and the new overrides but of `GLOBAL_GROUPS`.
+    """Return the recorded overrides that no new one replaces, and the new ones except those of `GLOBAL_GROUPS`.
 
     Raises:
         ConfigError: a new override selects another member of a global group.
@@ -43,9 +43,9 @@ def merge_overrides(folder: Path, overrides: list[str]) -> tuple[list[str], list
 
 
 def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run that is completed; returns False if it is not, or if `config` cannot be its result.
+    """Print the result of a completed run; returns False if it is not completed, or if `config` changes its result.
 
-    Another loader, for example, has no effect without further epochs: the recorded times are those of the old one.
+    Another loader, for example, trains nothing without further epochs: the recorded times are those of the old one.
 
     Raises:
         ConfigError: a completed run needs more training, for example more epochs, but has no checkpoint.

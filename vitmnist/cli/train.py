@@ -68,7 +68,7 @@ def main() -> None:
             resources.enter_context(initialize_hydra())
             values, hydra_values = compose_command(arguments.overrides_to_compose)
             if hydra_values.mode == RunMode.MULTIRUN:
-                run_sweep(arguments, values, hydra_values, stop)  # It raises an error if there are other ranks.
+                run_sweep(arguments, values, hydra_values, stop)  # This is an error if there are other ranks.
                 return
             run = configure_run(arguments, values, hydra_values, resources)
         run = broadcast_run(world, run)

@@ -78,7 +78,7 @@ def _train(argv: list[str]) -> Result:
         with ExitStack() as resources:
             for argument in argv:
                 if not isinstance(argument, str):
-                    raise ConfigError(f"vitmnist.train: {argument!r} must be text; unpack a dict: **{{…}}")
+                    raise ConfigError(f"vitmnist.train: {argument!r}: must be a string; unpack a dict: **{{…}}")
                 if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
                     advice = "pass KEY=VALUE or --config-dir=FOLDER"
                     raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
@@ -103,7 +103,7 @@ def _train(argv: list[str]) -> Result:
 
 
 def store_members() -> None:
-    """Let Hydra select members that have no YAML file, such as a model of a notebook, with their default options."""
+    """Let Hydra select members without a YAML file, such as a model defined in a notebook, with default options."""
     for _, group in iterate_registries():
         for name in group.members():
             if not (CONF / group.group / f"{name}.yaml").exists():

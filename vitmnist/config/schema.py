@@ -156,7 +156,7 @@ def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[
 
 
 def iterate_registries() -> Iterator[tuple[str, Any]]:
-    """Yield the key of each config group and its `ConfigGroup`, which is in a layer above."""
+    """Yield the key of each config group and its `ConfigGroup`, which this module cannot import from a layer above."""
     for key, metadata in iterate_metadata():
         if metadata.registry:
             yield key, resolve_name(metadata.registry)
@@ -168,7 +168,7 @@ def find_ignored_keys() -> list[str]:
 
 
 def find_changeable_keys(config: Config) -> list[str]:
-    """List the keys and sections that a resumed run may change, with the options of its members."""
+    """List the keys and sections that a resumed run may change, including the options of its members."""
     keys = [*iterate_metadata()]
     for group, registry in iterate_registries():
         _, options = registry.resolve(attrgetter(group)(config))

@@ -28,7 +28,7 @@ BOUNDS = {"at_least": ge, "above": gt, "at_most": le, "below": lt}
 
 @dataclass(frozen=True)
 class KeyMetadata:
-    """What a field declares about its key, or about all keys of its section."""
+    """The metadata of a field: properties of its key, or of all keys of its section."""
 
     # The bounds of a number, or of each number in a list, tuple or dict
     at_least: float | None = None
@@ -38,7 +38,7 @@ class KeyMetadata:
     is_range: bool = False  # The value is a pair of numbers, the lower one first.
     allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
-    affects: Literal["result", "rounding", "nothing"] = "result"  # What the key changes; time counts as rounding.
+    affects: Literal["result", "rounding", "nothing"] = "result"  # What the key can change; `rounding` includes time.
     may_change: bool = False  # A resumed run may have another value, although the key affects the result.
 
 

@@ -68,7 +68,7 @@ def choose_probes(size: int) -> list[int]:
 def read_probes(
     read: Callable[[int], Result], indices: Iterable[int], roots: object
 ) -> tuple[list[Result], RandomSampleError | None]:
-    """Read samples up to the first random one, and return its error too. The first is read twice and compared."""
+    """Read samples up to the first random one; return them, and its error if any. The first sample is read twice."""
     samples: list[Result] = []
     for index in indices:
         sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)

@@ -74,7 +74,7 @@ class EpochSampler:
     last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
     ranks take the same number of steps.
 
-    A subclass with another order overrides `draw_order`, from which all loaders and the augmentation take theirs.
+    Override `draw_order` to change the order for all loaders and the augmentation.
 
     Args:
         size: number of images in the dataset.
@@ -118,10 +118,10 @@ class EpochSampler:
         return len(self._rank_rows(self.num_images(batch_index)))
 
     def draw_order(self, epoch: int) -> Tensor:
-        """Draw the sample IDs of an epoch, int64 `[size]` on the CPU; each `batch_size` of them are a batch.
+        """Draw the sample IDs of an epoch, int64 `[size]` on the CPU; `batch_size` consecutive ones form a batch.
 
-        The ID of a sample is its index in the dataset, plus another multiple of `size` each time that it is repeated
-        in the epoch. Random numbers of a sample depend on its ID, so an image that `balanced` repeats gets others.
+        The ID of a sample is its index in the dataset, plus a different multiple of `size` for each repetition in the
+        epoch. Random numbers depend on the ID, so each repetition of an image by `balanced` gets different ones.
         """
         generator = _generator(self.seed, epoch)
         if self.shuffle in ("batch", "none"):
@@ -147,8 +147,8 @@ class EpochSampler:
     def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """Yield the indices of each batch from batch `start` on: slices for `batch` and `none`, else int64 `[B]`.
 
-        The indices of any other order, also of a subclass, are moved to `device` once; its batches are views of them.
-        Raises the errors of `sample_ids`.
+        The indices of any other order, including that of a subclass, are moved to `device` once, and batches are views
+        of them. Raises the errors of `sample_ids`.
         """
         order, slices = _cached_order(self, epoch, CPU) % self.size, self._rank_slices(start)
         if self.shuffle in ("batch", "none") and _is_contiguous(order, self.batch_size):
@@ -160,7 +160,7 @@ class EpochSampler:
             yield from (indices[rows] for rows in slices)
 
     def _rank_slices(self, start: int) -> Iterator[slice]:
-        """Yield where this rank's part of each batch is in the order of an epoch."""
+        """Yield the positions of this rank's part of each batch in the order of an epoch."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
         for batch_index in range(start, len(self)):
@@ -182,13 +182,13 @@ def _cached_order(sampler: EpochSampler, epoch: int, device: torch.device) -> Te
 
 
 def _is_contiguous(order: Tensor, batch_size: int) -> bool:
-    """Whether the IDs of each batch follow from the first."""
+    """Whether the IDs of each batch are consecutive numbers."""
     firsts = order[::batch_size].repeat_interleave(batch_size)[: len(order)]
     return torch.equal(order, firsts + torch.arange(len(order), device=CPU) % batch_size)
 
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw as many images of each class, in random order: the sample IDs of an epoch, int64 `[N]`."""
+    """Draw equally many images of each class, in random order: the sample IDs of an epoch, int64 `[N]`."""
     _, label, counts = labels.unique(return_inverse=True, return_counts=True)
     by_class = shuffled[label[shuffled].argsort(stable=True)].split(counts.tolist())
     quota, rest = divmod(len(shuffled), max(len(counts), 1))

@@ -195,7 +195,7 @@ class DatasetSource:
 
 
 SampleSource = TensorSet | DatasetSource
-"""What a loader reads samples from, by their indices: `read`, `store_all` and `nbytes_to_copy`."""
+"""The samples of a loader. Both types have `read`, `store_all` and `nbytes_to_copy`."""
 Data = SampleSource | Dataset[Any] | Sequence[Tensor | np.ndarray[Any, Any]]
 """A split, a map-style dataset, or a pair of tensors or arrays."""
 

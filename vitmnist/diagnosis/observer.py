@@ -168,7 +168,7 @@ class ObservedIterator:
         return getattr(self._iterator, name)
 
     def __next__(self) -> object:
-        # A busy machine can suspend this thread in any line below, which is waiting, so read the clock first.
+        # Read the clock first: a busy machine can suspend this thread in any line below, and that time is waiting.
         now = perf_counter()
         loader, data_pass = self._loader, self._data_pass
         if self._observer.is_active:

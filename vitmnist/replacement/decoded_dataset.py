@@ -19,8 +19,8 @@ from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, refus
 class DecodedDataset(WrappedDataset):
     """A dataset whose samples have been decoded once.
 
-    Attributes, such as `classes`, are read from the original dataset. Setting one is an error, because the samples do
-    not change. Subclasses set their attributes before they call `super().__init__`.
+    Attributes, such as `classes`, are read from the original dataset. Setting one is an error, because it would not
+    change the decoded samples. Subclasses set their attributes before they call `super().__init__`.
 
     Args:
         original: the dataset that decodes the samples.

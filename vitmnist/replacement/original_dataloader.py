@@ -1,4 +1,4 @@
-"""Reads an original `DataLoader`: whether it can be replaced, its arguments, its samples, and batches to compare."""
+"""Checks whether a `DataLoader` can be replaced, rebuilds it, reads its samples, and compares its batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -136,6 +136,6 @@ def check_same_batches(
                 "samples depend on what was read before, or a transform changes data of the dataset in place, or "
                 "samples draw from a generator that cannot be detected (such as default_rng() in each call); keep no "
                 "state between samples, clone data before changing it, move the random step into the attribute "
-                "transform of the dataset, or use the DataLoader as it is (if data were changed in place, over a "
-                "dataset that you build again)"
+                "transform of the dataset, or use the DataLoader as it is (if data were changed in place, build its "
+                "dataset again)"
             )

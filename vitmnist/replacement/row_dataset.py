@@ -56,7 +56,7 @@ class RowTensors:
         """Gather a batch of samples. Raises `DataError` for an index out of range."""
         first = ", ".join(map(str, list(indices)[:3]))
         last = len(self.tensors[0]) - 1
-        with as_data_error(f"the sampler gives {first}, …, not 0 to {last} alone; use the DataLoader as it is"):
+        with as_data_error(f"the sampler gives {first}, …, not only 0 to {last}; use the DataLoader as it is"):
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
             gathered = gather_rows(self.tensors, rows)
@@ -124,7 +124,7 @@ def _read_rows(
             partial(collate_batch, collate, samples, indices), collate, always_repeat=False
         )
         rows = None if reason else RowTensors.from_batch(batch, len(indices))
-        # In half of the samples, a value that depends on the rest of a batch, such as a mean, would be another one.
+        # A value that depends on the whole batch, such as a mean, would differ in a batch of half of the samples.
         for span in (slice(middle), slice(middle, None)) if middle else ():
             half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
             if not rows or not half or find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):

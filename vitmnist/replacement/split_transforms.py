@@ -234,7 +234,7 @@ def is_random(transform: Transform, inputs: Inputs) -> bool:
 class TransformGuard:
     """Detects that a transform was replaced, or that a deterministic transform or the dataset has changed.
 
-    Changes are found in the `repr` of transforms, and in the numbers, flags and texts in attributes.
+    It compares the `repr` of deterministic transforms, and the attributes that are numbers, flags or strings.
 
     Args:
         deterministic: the transforms that are applied only once.
@@ -255,7 +255,7 @@ class TransformGuard:
         return vars(self) | {"_watched": []}
 
     def start(self, collate: object) -> None:
-        """Ignore what building the replacement has changed, and what the collate function or live transforms use."""
+        """Ignore what building the replacement changed, and what `collate` or transforms of later epochs use."""
         once = [part for part, *_ in self._watched]
         live = [transform for transform in self._transforms if not any(transform is part for part in once)]
         used = {id(part) for part in find_reachable([collate, *live])}

@@ -96,7 +96,7 @@ class ReportRow:
 
     @cached_property
     def runs_by_seed(self) -> dict[str, Run]:
-        """The completed runs. Runs with equal seeds are not independent, so only the first counts."""
+        """The completed runs by seed. Runs with equal seeds are not independent, so only the first counts."""
         return {run.seeds: run for run in reversed(self.runs) if run.result.status == "completed"}
 
     def quality_by_seed(self, name: str) -> dict[str, float]:
@@ -206,7 +206,7 @@ class Comparison:
         return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * fmean(group[1].values())))
 
     def best_runs(self, row: ReportRow) -> list[Run]:
-        """The runs of a row with the best value of the monitored metric, one of each seed; else its first run."""
+        """The runs of a row with the best value of the monitored metric, one per seed; without any, its first run."""
         gains = {seeds: self.metric.sign * value for seeds, value in row.quality_by_seed(self.metric.name).items()}
         best = [row.runs_by_seed[seeds] for seeds in gains if gains[seeds] == max(gains.values())]
         return sorted(best, key=row.runs.index) or row.runs[:1]

@@ -112,7 +112,7 @@ def _draw_quality(comparison: Comparison) -> Figure:
 
 
 def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
-    """Draw the phases of an epoch as a bar. If loaders are compared at each of some settings, these are headings."""
+    """Draw the phases of an epoch as a bar per row. If loaders are compared, their settings, if any, are headings."""
     has_headings, lines = any(comparison.time_groups), list[ReportRow | str]()
     for row in rows:
         setting = row.label_without_loader

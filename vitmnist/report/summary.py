@@ -72,7 +72,7 @@ def _count(values: Mapping[str, float]) -> str:
 
 
 def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
-    """Say after `finding` whether the best configuration leads by more than noise over the seeds; before it, if not."""
+    """Add to `finding` whether the best configuration leads by more than the noise over the seeds."""
     metric, groups = comparison.metric, comparison.quality_by_seed
     # A positive gain is an improvement, whatever the direction of the metric.
     gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}

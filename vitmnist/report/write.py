@@ -173,7 +173,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 
 
 def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
-    """Format a metric of all rows by its title, which names the epoch, and the centre if a row has several values."""
+    """Format a metric of all rows by its title: the epoch, and the statistic if a row has several values."""
     title = comparison.title(metric)
     if metric.kind == "quality":
         by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]

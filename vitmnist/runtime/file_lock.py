@@ -60,7 +60,7 @@ def try_lock(path: Path) -> Callable[[], None] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process has locked a file, also on a read-only file system; `path` is resolved."""
+    """Whether another process has locked a file, also on a read-only file system; `path` must be resolved."""
     with _held_locks_guard:
         # Closing any handle of a file releases the lock of this process on it.
         if (os.getpid(), path) in _held_locks or not path.is_file():

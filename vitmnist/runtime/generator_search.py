@@ -39,7 +39,7 @@ GENERATOR_TYPES: dict[type, Callable[[Any], StateAccess]] = {
 }
 """The types of other generators, each with a function that returns the state access of an instance."""
 PLAIN_TYPES = (bool, int, float, str)
-"""The types of attributes that can be a state, such as a counter of samples."""
+"""The types of attributes that can hold state, such as a counter of samples."""
 
 
 def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]]:
@@ -48,14 +48,14 @@ def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]
         for kind, access_to in GENERATOR_TYPES.items():
             if isinstance(instance, kind) and not isinstance(instance, random.SystemRandom):  # It has no state.
                 yield f"a {type(instance).__name__} of its own", access_to(instance)
-        # A state that affects samples is an attribute of a dataset, a transform or a collate function.
+        # State that affects samples is in an attribute of a dataset, a transform or a collate function.
         kind = type(instance)
         if not _is_library(kind.__module__) and any(hasattr(kind, method) for method in SAMPLE_METHODS):
             yield from find_plain_attributes(instance)
 
 
 def find_plain_attributes(instance: object) -> Iterator[tuple[str, StateAccess]]:
-    """Yield the name and the state access of each attribute that is a number, a flag or a text."""
+    """Yield the name and the state access of each attribute that is a number, a flag or a string."""
     own = getattr(instance, "__dict__", {})
     attributes = ChainMap(own, *(vars(kind) for kind in type(instance).__mro__))  # type: ignore[arg-type]
 

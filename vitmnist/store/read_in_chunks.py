@@ -44,7 +44,7 @@ def read_in_chunks(
         read: called in a worker if there are workers.
         sample_nbytes: the size of a sample; it limits the number of samples in a chunk.
         context: the `multiprocessing_context` of a DataLoader.
-        worker_init_fn: the `worker_init_fn` of a DataLoader. It can read the attributes of `dataset`, and not set them.
+        worker_init_fn: the `worker_init_fn` of a DataLoader. It can read the attributes of `dataset`, but not set them.
 
     Raises:
         ConfigError: `worker_init_fn` sets an attribute.
@@ -87,9 +87,9 @@ class WrappedDataset(Dataset[Any]):
 
 
 def refuse_attribute(name: str) -> ConfigError:
-    """Return the error for setting an attribute of a dataset, when its samples are or will be decoded."""
+    """Return the error for setting an attribute of a dataset whose samples are decoded once."""
     return ConfigError(
-        f"dataset.{name} is set, which does not change decoded samples; set it before from_dataloader or, if a "
+        f"setting dataset.{name} does not change decoded samples; set it before from_dataloader or, if a "
         "worker_init_fn sets it, use the DataLoader as it is"
     )
 

@@ -41,7 +41,7 @@ class EncodedSamples:
         """Load a sample; with `as_views`, its tensors, arrays and images can be views: do not modify them."""
         if isinstance(index, tuple) or index < 0:  # The original might not count from the end.
             last = len(self.spans) - 1
-            raise DataError(f"the sampler gives {index}, not 0 to {last} alone; use the DataLoader as it is")
+            raise DataError(f"the sampler gives {index}, not only 0 to {last}; use the DataLoader as it is")
         block, start, stop = self.spans[index].tolist()
         content = self.blocks[block][start:stop].numpy().data
         load = partial(load_image_tensor, as_view=as_views) if self.as_tensors else load_image

@@ -75,7 +75,7 @@ class GraphedModule(nn.Module):
         """The graphs by the names, shapes and dtypes of their inputs."""
 
     def capture(self, inputs: dict[str, Tensor]) -> None:
-        """Capture forward and backward for such inputs, unless they were captured before.
+        """Capture forward and backward for inputs of these shapes and dtypes, unless they were captured before.
 
         No other thread may allocate GPU memory during the capture. Raises `RuntimeError` if the module waits for the
         GPU, or does anything else that cannot be captured.
@@ -173,7 +173,7 @@ class Execution:
             return sums
 
     def _eager_if(self, is_eager: bool) -> AbstractContextManager[object]:
-        """Skip compiled code, for example for a short batch, which would be compiled again."""
+        """Skip compiled code if `is_eager`, for example for a short batch, which would trigger a recompilation."""
         return torch.compiler.set_stance("force_eager") if self.options.compile and is_eager else nullcontext()
 
     def distribute(self, world: World) -> None:

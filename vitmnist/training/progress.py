@@ -146,7 +146,7 @@ class MetricAccumulator:
         return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
     def batch_sums(self, name: str) -> list[float]:
-        """Return `loss` or the sum of a metric of each batch so far, over all ranks; waits for the device."""
+        """Return `loss`, or the sum of a metric, for each batch so far, over all ranks; waits for the device."""
         values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
         return values
 

@@ -169,7 +169,7 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
 
 
 def check_batch_metrics(num_classes: int) -> None:
-    """Raise `ConfigError` for a metric that is no sum over the images, such as a mean, which would be divided again."""
+    """Raise `ConfigError` for a metric that is not a sum over the images; a mean would be divided twice."""
     labels = torch.arange(7) % num_classes
     predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
     logits = F.one_hot(predictions, num_classes).float()

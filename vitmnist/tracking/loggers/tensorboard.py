@@ -23,7 +23,7 @@ from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
 
 END = "train_end/"
-"""The group of the best epoch so far, and of the test split at the end: the first after `eval` and `train`."""
+"""The group of tags for the best epoch so far and for the test split; it sorts directly after `eval` and `train`."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -87,7 +87,7 @@ class TensorBoard(Logger):
 
 
 def _hyperparameters(result: Result) -> Summary:
-    """Return the seed and the overridden keys, of a sweep only the varied ones; HParams finds the metrics itself.
+    """Return the seed and the overridden keys, in a sweep only those that vary. HParams finds the metrics itself.
 
     Keys that affect neither the result nor the timing are left out, and so are lists.
     """
