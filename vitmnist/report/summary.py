@@ -88,7 +88,7 @@ def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
         return f"{finding} {seeds} not show the noise; set seed=1,2,3 or more."
     within_noise = sum(low <= 0 for low in lowest)
     if within_noise == len(lowest):
-        return f"No setting is better than another beyond noise ({_count(groups[best])}). {finding}"
+        return f"The best setting is within noise of every other ({_count(groups[best])}). {finding}"
     if within_noise:
         return f"{finding} {_count(groups[best])} cannot separate it from {within_noise} of {len(lowest)} others."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
