@@ -263,7 +263,7 @@ def measure(folder: Path, root: Path, side: int, arguments: argparse.Namespace) 
     milliseconds = {
         name: partial(measure_milliseconds, epoch, count(), arguments.seconds) for name, epoch in host.items()
     }
-    tables.append(measure_rows(milliseconds, side, arguments.rounds, 3))
+    tables.append(measure_rows(milliseconds, side, arguments.rounds, 4))
     for candidates in (build_decoding_candidates, build_decoded_candidates, build_script_candidates):
         tables.append(measure_speeds(candidates(folder, side, train, root), side, arguments, CPU))
     return tables
