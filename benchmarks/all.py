@@ -33,7 +33,7 @@ COMMANDS = {
     "time-to-accuracy-cpu": ["time_to_accuracy", "--seeds=3"],
 }
 SWEEP = [
-    *("-m", "data/loader=disk,ram,gpu_slice,prefetch", "batch_size=100,500", "model=cnn", "repeats=3", "epochs=3"),
+    *("-m", "data/loader=disk,ram,gpu_slice,prefetch", "batch_size=100,500", "model=cnn", "repeats=5", "epochs=3"),
     *("data.dataset.train_size=6000", "data.dataset.test_size=1000"),
 ]
 

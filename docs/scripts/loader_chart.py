@@ -23,7 +23,7 @@ SUBTITLE = (
     "Seconds per epoch of a CNN on 6,000 MNIST images. The two workers of disk compete with training for two cores."
 )
 CAPTION = (
-    "Bars: median of three runs, evaluation included; whiskers: their range.\n"
+    "Bars: median of five runs, evaluation included; whiskers: their range.\n"
     "×: the seconds divided by the seconds of the fastest loader at that batch size."
 )
 LABELS = {"gpu_slice": "gpu_slice\n(host memory)"}
