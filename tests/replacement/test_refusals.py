@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
     "counter": (lambda folder: CountingReads(), r"0 is random \(it draws from CountingReads\.reads\) apart"),
-    "in place": (lambda folder: ChangingData(), "if data were changed in place, over a dataset that you build"),
+    "in place": (lambda folder: ChangingData(), "if data were changed in place, build its dataset again"),
 }  # fmt: skip
 
 

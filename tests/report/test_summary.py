@@ -107,13 +107,13 @@ QUALITY: dict[str, tuple[Records, str]] = {
     ),
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
-        "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds cannot separate it from "
-        "1 of 2 others.",
+        "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds are too few "
+        "to separate it from 1 of 2 others.",
     ),
     "noise alone": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4),
-        "The best setting is within noise of every other (3 seeds). Highest mean test accuracy: depth=6, 97.20% ± 0.20 "
-        "(mean ± sd over 3 seeds).",
+        "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds are too few to separate "
+        "it from any other.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),

@@ -87,10 +87,9 @@ def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
         seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
         return f"{finding} {seeds} not show the noise; set seed=1,2,3 or more."
     within_noise = sum(low <= 0 for low in lowest)
-    if within_noise == len(lowest):
-        return f"The best setting is within noise of every other ({_count(groups[best])}). {finding}"
     if within_noise:
-        return f"{finding} {_count(groups[best])} cannot separate it from {within_noise} of {len(lowest)} others."
+        others = "any other" if within_noise == len(lowest) else f"{within_noise} of {len(lowest)} others"
+        return f"{finding} {_count(groups[best])} are too few to separate it from {others}."
     lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
     return f"{finding} That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 

@@ -229,7 +229,7 @@ def _make_splits(
     mode = "grey; rgb keeps colours" if options.mode == ColorMode.grey else "rgb"
     message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
-    if is_large(options.shape):  # Large images are stored with channels last.
+    if images.shape[1:] != options.shape:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
     train_rows, test_rows = options.select_rows(sizes["train"], sizes.get("test", 0))
     rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
