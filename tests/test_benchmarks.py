@@ -1,6 +1,7 @@
 """The benchmarks write their tables, and time the model of this project."""
 
 import importlib
+import logging
 import re
 import runpy
 from functools import partial
@@ -38,6 +39,7 @@ def test_benchmarks_write_their_table(
     small, rows = BENCHMARKS[script]
     program = REPOSITORY / "benchmarks" / f"{script}.py"
     monkeypatch.syspath_prepend(str(program.parent))
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)  # A script may call `logging.disable`.
     run = partial(runpy.run_path, str(program), run_name="__main__")
     printed = output_of(run, *documented, "--output=table", *small)
     (table,) = (file.read_text() for file in (tmp_path / "table", tmp_path / "table.md") if file.exists())
