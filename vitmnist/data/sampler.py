@@ -150,13 +150,15 @@ class EpochSampler:
         The indices of any other order, including that of a subclass, are moved to `device` once, and batches are views
         of them. Raises the errors of `sample_ids`.
         """
-        order, slices = _cached_order(self, epoch, CPU) % self.size, self._rank_slices(start)
-        if self.shuffle in ("batch", "none") and _is_contiguous(order, self.batch_size):
+        slices = self._rank_slices(start)
+        is_in_blocks = self.shuffle in ("batch", "none")
+        indices = _cached_order(self, epoch, CPU if is_in_blocks else torch.device(device)) % self.size
+        if is_in_blocks and _is_contiguous(indices, self.batch_size):
             for rows in slices:
-                first = int(order[rows.start])
+                first = int(indices[rows.start])
                 yield slice(first, first + rows.stop - rows.start)
         else:
-            indices = _cached_order(self, epoch, torch.device(device)) % self.size
+            indices = indices.to(device)
             yield from (indices[rows] for rows in slices)
 
     def _rank_slices(self, start: int) -> Iterator[slice]:

@@ -44,8 +44,9 @@ def train_epoch(
         accumulator.update(step(batch, progress.record_step))
         timer.begin("other")
         after_step(timer)
-    # Draw the next order, which the sampler caches, while the device still computes the last steps.
-    loader.sampler.sample_ids(progress.epoch + 1, device=step.device)
+    # Draw the next order, which the sampler caches, while the device still computes the last steps. From the end of the
+    # epoch on, there are no samples to gather.
+    loader.sampler.sample_ids(progress.epoch + 1, len(loader.sampler), step.device)
     timer.stop()
     if skipped_steps := step.pop_skipped_steps():
         log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
