@@ -145,7 +145,7 @@ class Trainer:
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.accumulator.num_batches > 0 or not self.is_done():
+                while progress.num_batches > 0 or not self.is_done():
                     with self.progress_bar(progress, loaders, checkpoints) as after_step:
                         train_metrics = train_epoch(step, loaders.train, progress, after_step)
                         eval_metrics, predictions = evaluate(
@@ -326,7 +326,7 @@ class Trainer:
         with tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
-            initial=progress.accumulator.num_batches,
+            initial=progress.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,
