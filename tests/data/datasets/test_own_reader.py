@@ -14,8 +14,8 @@ from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.config.validation import config_field
-from vitmnist.data.datasets.base import DATASETS, Dataset, FileReader, SizeOptions, get_file_reader, make_dataset
-from vitmnist.data.images import ColorMode, ImageReader, to_tensor
+from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, get_image_reader, make_dataset
+from vitmnist.data.images import ColorMode, ImageReader, ReadImage, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import load_model
 
@@ -28,7 +28,7 @@ class ScansOptions(SizeOptions):
     side: int = 14
 
     @property
-    def reader(self) -> FileReader:
+    def reader(self) -> ReadImage:
         """A reader that averages blocks of pixels, and only reads NumPy files."""
 
         def read(path: Path) -> Image.Image:
@@ -87,6 +87,6 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
 
 
 def test_a_dataset_without_files_of_its_own_reads_any_image_in_its_shape() -> None:
-    assert get_file_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((20, 30), ColorMode.grey)
+    assert get_image_reader({"name": "mnist"}, (1, 20, 30)) == ImageReader((20, 30), ColorMode.grey)
     recorded = {"name": "image_folder", "size": 9, "mode": "rgb", "resize": "pad", "draft": False}
-    assert get_file_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
+    assert get_image_reader(recorded, (3, 9, 9)) == ImageReader((9, 9), "rgb", "pad")
