@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.conftest import AddMembers
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
@@ -61,7 +62,7 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
 )
 def test_padding_must_not_change_a_loss(
     tiny: Dataset,
-    monkeypatch: pytest.MonkeyPatch,
+    add_members: AddMembers,
     loss: Callable[[Tensor, Tensor], Tensor],
     has_mixing: bool,
     message: str | None,
@@ -69,7 +70,7 @@ def test_padding_must_not_change_a_loss(
     def build(options: NoOptions, *args: object) -> object:
         return type(loss)() if isinstance(loss, nn.Module) else loss
 
-    monkeypatch.setattr(LOSSES, "_members", LOSSES.members() | {"custom": (NoOptions, build)})
+    add_members(LOSSES, custom=(NoOptions, build))
     states = torch.get_rng_state(), random.getstate()
     if message:
         with pytest.raises(ConfigError, match=message):
