@@ -1,6 +1,7 @@
 """The public API without Hydra: loaders in a custom training loop, over custom data, and custom loaders."""
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,11 +146,9 @@ class Options:
 
 
 @pytest.fixture
-def custom(monkeypatch: pytest.MonkeyPatch) -> None:
+def custom() -> Iterator[None]:
     """Register a loader that a user might write."""
-    monkeypatch.setattr(LOADERS, "_members", LOADERS.members())
 
-    @register("custom", Options)
     class Custom(Loader):
         def __init__(self, options: Options, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
@@ -158,6 +157,10 @@ def custom(monkeypatch: pytest.MonkeyPatch) -> None:
         def batches(self, epoch: int, start: int) -> Batches:
             for indices in self.sampler.batches(epoch, start):
                 yield self.data.read(indices, epoch)
+
+    with LOADERS.temporarily():
+        register("custom", Options)(Custom)
+        yield
 
 
 @pytest.mark.usefixtures("custom")

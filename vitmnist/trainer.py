@@ -23,6 +23,7 @@ from vitmnist.data.sampler import EpochSampler, build_sampler
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
@@ -45,12 +46,12 @@ from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import AfterStep, Predictions, evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
-    build_loss,
     build_model,
     check_batch_metrics,
     check_batch_norm,
     check_config,
     check_eval_split,
+    check_loss,
     check_model,
     check_same_on_machines,
     find_pretrained,
@@ -145,7 +146,7 @@ class Trainer:
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.accumulator.num_batches > 0 or not self.is_done():
+                while progress.num_batches > 0 or not self.is_done():
                     with self.progress_bar(progress, loaders, checkpoints) as after_step:
                         train_metrics = train_epoch(step, loaders.train, progress, after_step)
                         eval_metrics, predictions = evaluate(
@@ -207,7 +208,8 @@ class Trainer:
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
-        loss = build_loss(config.loss, train, device, preprocess.has_mixing)
+        check_loss(config.loss, train, preprocess.has_mixing)
+        loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
@@ -326,7 +328,7 @@ class Trainer:
         with tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
-            initial=progress.accumulator.num_batches,
+            initial=progress.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.records import Records, epoch, rounds, the_only, three_rounds, timed_run, write
+from tests.support.records import Records, epoch, rounds, table_of, the_only, three_rounds, timed_run, write
 from vitmnist.report.summary import (
     NO_TIME,
     summarize_comparison,
     summarize_launches,
+    summarize_noise,
     summarize_quality,
     summarize_times,
 )
@@ -108,12 +109,12 @@ QUALITY: dict[str, tuple[Records, str]] = {
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
         "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds are too few "
-        "to separate it from 1 of 2 others.",
+        "to separate it from depth=3.",
     ),
     "noise alone": (
-        accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4),
-        "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds are too few to separate "
-        "it from any other.",
+        [record for depth in range(5, 0, -1) for record in accuracies(depth, 97.0, 97.3 - depth / 100, 97.1)],
+        "Highest mean test accuracy: depth=1, 97.13% ± 0.15 (mean ± sd over 3 seeds). 3 seeds are too few to separate "
+        "it from any other: depth=2, depth=3, depth=4 and 1 other.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),
@@ -152,8 +153,14 @@ QUALITY: dict[str, tuple[Records, str]] = {
 @pytest.mark.parametrize(("records", "expected"), QUALITY.values(), ids=QUALITY)
 def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records, expected: str, tmp_path: Path) -> None:
     comparison = the_only(write(tmp_path, records))
-    assert summarize_quality(comparison) == expected
-    assert (summarize_comparison(comparison)[0] == expected) == bool(expected)
+    assert f"{summarize_quality(comparison)} {summarize_noise(comparison)}".strip() == expected
+    assert " ".join(summarize_comparison(comparison)).startswith(expected)
+
+
+def test_the_table_marks_what_is_within_noise_of_the_best(tmp_path: Path) -> None:
+    records, _ = QUALITY["noise"]
+    rows = table_of(write(tmp_path, records))
+    assert [row["test accuracy, %"] for row in rows] == ["97.20 ± 0.20", "† 97.13 ± 0.15", "90.00 ± 0.10"]
 
 
 def test_a_report_counts_the_configurations_for_which_the_gpu_waits(tmp_path: Path) -> None:

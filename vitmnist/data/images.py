@@ -20,6 +20,8 @@ from vitmnist.errors import DataError
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
+ReadImage = Callable[[Path], Pixels | Image.Image]
+"""A reader, such as an `ImageReader`: turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
 PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
 """Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO, may be transient."""
 TRANSPOSED = (5, 6, 7, 8)

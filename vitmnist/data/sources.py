@@ -1,9 +1,9 @@
 """Sources from which loaders read samples by index. `as_source` selects one:
 
 data                 source          ram, cache, gpu_slice           disk
-pair of tensors      TensorSet       gather rows                     gathers rows in workers: `BatchReader`
+pair of tensors      TensorSet       gather rows                     gathers rows in workers: `BatchDataset`
 split                Split           gather rows                     reads files in threads: `FileLoader`, or in workers
-map-style dataset    DatasetSource   `store_all` as a `TensorSet`    reads samples in workers: `BatchReader`
+map-style dataset    DatasetSource   `store_all` as a `TensorSet`    reads samples in workers: `BatchDataset`
 """
 
 from __future__ import annotations

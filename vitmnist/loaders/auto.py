@@ -63,10 +63,10 @@ def build_fastest_loader(
 ) -> Loader:
     """Build the loader with the fastest epoch, and print the table to stderr.
 
-    `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
+    The function `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
     make_candidate = partial(LoaderCandidate, device=device, step=step)
-    # The number of steps depends on the time, so their random numbers must not affect the run.
+    # The number of timed batches depends on the time, so their random numbers must not affect the run.
     with preserve_random_state(device=device):
         selection, loader = select_loader(options, data, sampler, device, make_candidate)
     print(selection.format_table(), file=sys.stderr)
@@ -105,7 +105,7 @@ def select_loader(
         timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            names_by_error: dict[str | None, list[str]] = {}  # If the step fails, all loaders have the same error.
+            names_by_error: dict[str | None, list[str]] = {}  # If `step` fails, all loaders have the same error.
             for timing in timings:
                 names_by_error.setdefault(timing.error, []).append(timing.name)
             errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]

@@ -27,7 +27,7 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
-MAX_LABEL = 37
+MAX_LABEL = 34
 """The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
 
 
@@ -205,15 +205,33 @@ class Comparison:
                 groups[row.label_without_loader].setdefault(seeds, value)
         return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * fmean(group[1].values())))
 
-    def best_runs(self, row: ReportRow) -> list[Run]:
-        """The runs of a row with the best value of the monitored metric, one per seed; without any, its first run."""
+    def best_run(self, row: ReportRow) -> Run:
+        """The run of a row with the best value of the monitored metric, the first of equal ones or if none has any."""
         gains = {seeds: self.metric.sign * value for seeds, value in row.quality_by_seed(self.metric.name).items()}
         best = [row.runs_by_seed[seeds] for seeds in gains if gains[seeds] == max(gains.values())]
-        return sorted(best, key=row.runs.index) or row.runs[:1]
+        return min(best or row.runs, key=row.runs.index)
 
     @property
     def quality_differs(self) -> bool:
         return len({fmean(values.values()) for values in self.quality_by_seed.values()}) > 1
+
+    @cached_property
+    def leads(self) -> dict[str, ConfidenceInterval | None]:
+        """How much better the best setting is than each other one; None with fewer than three seeds in common."""
+        # A positive gain is an improvement, whatever the direction of the metric.
+        gains = {
+            setting: {seed: self.metric.sign * value for seed, value in values.items()}
+            for setting, values in self.quality_by_seed.items()
+        }
+        differences, (best, *others) = PairwiseComparison(gains), gains
+        return {other: differences.compare(best, other) for other in others}
+
+    @property
+    def within_noise(self) -> list[str]:
+        """The settings whose quality differs from the best one by no more than noise."""
+        if not self.quality_differs:
+            return []
+        return [setting for setting, lead in self.leads.items() if lead and lead.low <= 0]
 
     @cached_property
     def sorted_rows(self) -> list[ReportRow]:
@@ -227,7 +245,9 @@ class Comparison:
     def numbers(self) -> dict[str, str]:
         """The number of each setting, such as `#1`, in the order of the rows; empty if all settings are short."""
         settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
-        is_long = any(len(round_floats(row.label)) > MAX_LABEL for row in self.rows)
+        # A panel names a setting, or if its loaders have a row each, the loader below it.
+        labels = settings if any(self.time_groups) else [row.label for row in self.rows]
+        is_long = any(len(round_floats(label)) > MAX_LABEL for label in labels)
         return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long and any(settings) else {}
 
     @property

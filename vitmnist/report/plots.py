@@ -22,14 +22,14 @@ from vitmnist.timing.table import Spread, format_seconds
 BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#6E7781"
 """Colours that are distinguishable with any colour vision (Okabe and Ito, Color Universal Design, 2008)."""
 PHASES: dict[str, dict[str, Any]] = {
-    "waiting for data": {"fill": False, "hatch": "/////"},
-    "training steps": {},
+    "waiting": {"fill": False, "hatch": "/////"},
+    "training": {},
     "evaluation, saving": {"alpha": 0.35},
 }
 """The parts of an epoch and their styles."""
 CURVES: dict[str, Any] = {"best": (BLUE, "-"), "middle": (GREEN, "--"), "worst": (ORANGE, ":")}
 """The colours and line styles of the loss curves."""
-WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.8, 0.44, 2.1
+WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.0, 0.44, 2.1
 """The width of a panel, and the heights of a row and of the loss curves, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
@@ -37,7 +37,9 @@ STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
 STACK_STEP, DOT_WIDTH = 0.12, 0.025
 """How far a dot is moved up from another at its place, in rows, and the width of a dot, as a share of the axis."""
-MAX_ROWS, LINE_LENGTH = 30, 54
+MIN_SHARE = 0.02
+"""A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
+MAX_ROWS, LINE_LENGTH = 30, 44
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
@@ -73,7 +75,7 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     curves: dict[tuple[float, ...], str] = {}
     has_settings = len({row.label_without_loader for row in comparison.rows}) > 1
     for row in comparison.sorted_rows:
-        for run in comparison.best_runs(row)[:1] if has_settings else row.runs:
+        for run in [comparison.best_run(row)] if has_settings else row.runs:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
                 # Settings with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
@@ -83,15 +85,14 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        title = f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch{', best run of each' * has_settings}"
-        yield _draw_curves(title, ranked)
+        yield _draw_curves(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch", ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
     """Draw a dot for each seed, and behind the dots a tick for their mean. All loaders of a setting have one row."""
     metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
-    dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 6, "markeredgecolor": "white"}
-    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12, "markeredgewidth": 2}
+    dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
+    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 10, "markeredgewidth": 2}
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
@@ -134,7 +135,7 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             _draw_bar(axes, position, line, line.epoch_s, colour)
     keys = {
         "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        f"×: to the fastest{' of the setting' * has_headings}, beyond noise": is_compared,
+        f"×: to the fastest{' of its setting' * has_headings}": is_compared,
     }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
@@ -144,7 +145,7 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
 def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
-    waiting = wait.median if wait else 0.0
+    waiting = wait.median if wait and wait.median >= MIN_SHARE * time.median else 0.0
     ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
@@ -170,7 +171,7 @@ def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> F
     for index, name in sorted(names.items()):
         losses, label = ranked[index]
         colour, style = CURVES[name]
-        text = _shorten(f"{name} setting: {label}", LINE_LENGTH) if has_settings else "a seed"
+        text = _shorten(f"{name}: {label}", LINE_LENGTH - 6) if has_settings else "a seed"
         epochs = range(1, len(losses) + 1)
         lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
     legend = lines if has_settings else lines[:1]
@@ -203,6 +204,7 @@ def _create_rows(title: str, legend: Sequence[Any], count: int) -> tuple[Figure,
     figure, axes = _create_panel(title, legend, ROW_HEIGHT * count)
     axes.spines.left.set_visible(False)
     axes.set(yticks=[], ylim=(count - 0.6, -0.7))
+    axes.locator_params(axis="x", nbins=6)
     return figure, axes
 
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_range
+from vitmnist.report.statistics import MIN_ROUNDS, format_range
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
@@ -20,7 +20,8 @@ def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
     has_choice = comparison.quality_differs or any(len(values) > 1 for values in comparison.quality_by_seed.values())
     choice = CHOSEN_ON_TEST if has_choice and comparison.eval_split == "test" else ""
-    sentences = [summarize_quality(comparison), choice, *summarize_times(comparison), summarize_launches(comparison)]
+    quality = summarize_quality(comparison), summarize_noise(comparison), choice
+    sentences = *quality, *summarize_times(comparison), summarize_launches(comparison)
     return [*map(round_floats, filter(None, sentences))]
 
 
@@ -46,7 +47,7 @@ def summarize_quality(comparison: Comparison) -> str:
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
     name = f"{comparison.numbers[label]} ({label})" if comparison.numbers else label
-    return _add_noise(f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}.", comparison, label)
+    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}."
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -71,27 +72,30 @@ def _count(values: Mapping[str, float]) -> str:
     return f"{len(values)} {'folds' if all('data.fold=' in seed for seed in values) else 'seeds'}"
 
 
-def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
-    """Add to `finding` whether the best configuration leads by more than the noise over the seeds."""
-    metric, groups = comparison.metric, comparison.quality_by_seed
-    # A positive gain is an improvement, whatever the direction of the metric.
-    gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
-    differences = PairwiseComparison(gains)
-    leads = [differences.compare(best, label) for label in groups if label != best]
+def summarize_noise(comparison: Comparison) -> str:
+    """Say whether the best setting leads by more than the noise over the seeds; empty if all have the same quality."""
+    if not comparison.quality_differs:
+        return ""
+    best, leads = next(iter(comparison.quality_by_seed.values())), [*comparison.leads.values()]
     # A lead that is the same with every seed does not show the noise.
-    varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
-    lowest = [lead.low for lead in varying]
-    if len(groups[best]) >= MIN_ROUNDS and None in leads:
-        return f"{finding} {leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
+    lowest = [lead.low for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
+    if len(best) >= MIN_ROUNDS and None in leads:
+        return f"{leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
     if len(lowest) < len(leads):
-        seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
-        return f"{finding} {seeds} not show the noise; set seed=1,2,3 or more."
-    within_noise = sum(low <= 0 for low in lowest)
-    if within_noise:
-        others = "any other" if within_noise == len(lowest) else f"{within_noise} of {len(lowest)} others"
-        return f"{finding} {_count(groups[best])} are too few to separate it from {others}."
-    lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
-    return f"{finding} That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+        seeds = f"{_count(best)} do" if len(best) > 1 else "One seed does"
+        return f"{seeds} not show the noise; set seed=1,2,3 or more."
+    if names := [comparison.numbers.get(setting, setting) for setting in comparison.within_noise]:
+        others = "any other: " if len(names) == len(leads) else ""
+        return f"{_count(best)} are too few to separate it from {others}{_list_names(names)}."
+    lead_text = format_quality(comparison.metric, min(lowest)).replace("%", " percentage points")
+    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """List at most three names, and count the others."""
+    count = len(names) - 3
+    *first, last = [*names[:3], *([f"{count} other{'s' * (count > 1)}"] if count > 0 else [])]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def summarize_times(comparison: Comparison) -> list[str]:

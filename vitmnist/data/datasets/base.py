@@ -6,7 +6,7 @@ write its YAML file in `conf/data/dataset/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +19,10 @@ from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import compute_statistics
-from vitmnist.data.images import ColorMode, ImageReader, Pixels
+from vitmnist.data.images import ColorMode, ImageReader, Pixels, ReadImage
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import ConfigGroup
-
-FileReader = Callable[[Path], Pixels | Image.Image]
-"""Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class ImageFiles:
 
     folder: Path
     names: Sequence[str]
-    read: FileReader
+    read: ReadImage
 
     def __getitem__(self, index: int) -> Pixels | Image.Image:
         return self.read(self.folder / self.names[index])
@@ -190,7 +187,7 @@ class DatasetOptions:
         return None
 
     @property
-    def reader(self) -> FileReader | None:
+    def reader(self) -> ReadImage | None:
         """Reads a file for `predict` as the dataset reads its files. None: images are stretched to the shape."""
         return None
 
@@ -238,7 +235,7 @@ def make_dataset(
     return Dataset(name, **splits)
 
 
-def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
+def get_image_reader(values: Mapping[str, Any], shape: Sequence[int]) -> ReadImage:
     """Return the `reader` of a dataset's options, or a reader that stretches images; raises `ConfigError` if unknown.
 
     Args:
