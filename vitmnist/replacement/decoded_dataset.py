@@ -1,38 +1,43 @@
-"""A dataset whose samples have been decoded once, and the `DataLoader` over it.
+"""A dataset whose samples have been decoded once, the `DataLoader` over it, and the check for later changes.
 
-Torch passes the result of a dataset's `__getitems__` unchanged to the collate function. A decoded dataset can therefore
-return a `DeferredBatch`, a call that makes the whole batch. Its collate function runs the call.
+The subclasses of `DecodedDataset` are in `row_dataset`, `sample_dataset` and `tensor_dataset`. Each overrides
+`__getitem__` (a sample) or `__getitems__` (a batch). Torch passes the result of `__getitems__` unchanged to the collate
+function, so it can be a `DeferredBatch`, a call that makes the whole batch: `materialize_or_collate` runs the call.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.errors import ConfigError
-from vitmnist.replacement.split_transforms import Transform, TransformGuard
+from vitmnist.replacement.split_transforms import SplitTransforms, get_transform_name, list_transforms
+from vitmnist.runtime.generator_search import find_plain_attributes, find_reachable
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, refuse_attribute
 
 
 class DecodedDataset(WrappedDataset):
     """A dataset whose samples have been decoded once.
 
-    Attributes, such as `classes`, are read from the original dataset. Setting one is an error, because it would not
-    change the decoded samples. Subclasses set their attributes before they call `super().__init__`.
+    Attributes, such as `classes`, are read from the original dataset, so the names of our attributes must not occur in
+    other datasets (some have `samples`, `data` or `split`). Setting an attribute is an error, because it would not
+    change the decoded samples.
 
     Args:
         original: the dataset that decodes the samples.
-        deterministic: the transforms that have been applied to the samples.
+        split: has the random transforms to apply in each epoch. None: no sample is random.
     """
 
+    split_transforms: SplitTransforms | None
     draws_early = False
     """Whether `iter` draws the order of an epoch, like the original's workers, which read ahead."""
 
-    def __init__(self, original: MapStyleDataset, deterministic: Iterable[Transform]) -> None:
-        self.transform_guard = TransformGuard(original, deterministic)
-        self.original = original  # From here on, `__setattr__` refuses to set an attribute.
+    def __init__(self, original: MapStyleDataset, split: SplitTransforms | None = None) -> None:
+        once = chain.from_iterable(split.deterministic) if split else list_transforms(original)
+        # `vars`, here and in subclasses, because `__setattr__` refuses to set an attribute.
+        vars(self).update(original=original, split_transforms=split, change_guard=ChangeGuard(original, once))
 
     def __len__(self) -> int:
         return len(self.original)
@@ -42,9 +47,7 @@ class DecodedDataset(WrappedDataset):
         return self.original[index]
 
     def __setattr__(self, name: str, value: object) -> None:
-        if "original" in vars(self):
-            raise refuse_attribute(name)
-        super().__setattr__(name, value)
+        raise refuse_attribute(name)
 
 
 class DeferredBatch(partial[object]):
@@ -69,6 +72,51 @@ class DecodedDataLoader(DataLoader[Any]):
         # A framework can build this class over another dataset, such as a Subset.
         if not isinstance(self.dataset, DecodedDataset):
             return super().__iter__()
-        self.dataset.transform_guard.check()
+        self.dataset.change_guard.check()
         batches = super().__iter__()
         return chain([*islice(batches, 1)], batches) if self.dataset.draws_early else batches
+
+
+class ChangeGuard:
+    """Detects that a transform was replaced, or that a deterministic transform or the dataset has changed.
+
+    It compares the `repr` of deterministic transforms, and the attributes that are numbers, flags or strings.
+
+    Args:
+        deterministic: the transforms that are applied only once.
+    """
+
+    def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
+        self._dataset, self._transforms = dataset, list_transforms(dataset)
+        once = [*deterministic]
+        parts = [*once, *(part for part in find_reachable([dataset]) if isinstance(part, Dataset))]
+        self._watched: list[tuple[object, str, Callable[[], object], object]] = []
+        for part in once:
+            self._watched.append((part, get_transform_name(part), partial(repr, part), repr(part)))
+        for part in parts:
+            self._watched += [(part, name, read, read()) for name, (read, _) in find_plain_attributes(part)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The `repr` of a copy can differ, because by default it contains the address.
+        return vars(self) | {"_watched": []}
+
+    def allow_changes_by_reading(self, collate: object) -> None:
+        """Call this after samples and batches have been read: watch no attribute that this has changed.
+
+        Attributes that `collate`, or the transforms of later epochs, can reach are not watched either.
+        """
+        once = [part for part, *_ in self._watched]
+        live = [transform for transform in self._transforms if not any(transform is part for part in once)]
+        used = {id(part) for part in find_reachable([collate, *live])}
+        self._watched = [item for item in self._watched if id(item[0]) not in used and item[2]() == item[3]]
+
+    def check(self) -> None:
+        """Raise `ConfigError` if a transform or the dataset has changed."""
+        pairs = zip_longest(list_transforms(self._dataset), self._transforms)
+        changed = [get_transform_name(now or before) for now, before in pairs if now is not before]
+        changed += [name for _, name, read, value in self._watched if read() != value]
+        if changed:
+            raise ConfigError(
+                f"{changed[0]} has changed since the samples were decoded; set it before from_dataloader, or use the "
+                "DataLoader as it is"
+            )

@@ -10,17 +10,23 @@ Only the thread of the training loop draws random numbers, in this order:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle
+from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
-from vitmnist.replacement.original_dataloader import order_depends_on_workers
+from vitmnist.errors import ConfigError, DataError, as_data_error
+from vitmnist.replacement.decoded_dataset import (
+    DecodedDataLoader,
+    DecodedDataset,
+    DeferredBatch,
+    materialize_or_collate,
+)
+from vitmnist.replacement.original_dataloader import order_depends_on_workers, rebuild
 from vitmnist.replacement.sample_dataset import SampleDataset
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
@@ -64,18 +70,47 @@ class TensorTransformDataset(DecodedDataset):
 
     Args:
         exact: the same samples with PIL images.
-        split: has the random transforms of each attribute of the original.
     """
 
-    def __init__(self, exact: SampleDataset, split: SplitTransforms) -> None:
-        self.encoded_samples = replace(exact.encoded_samples, as_tensors=True)
-        self.random_transforms = split.random_transforms
-        super().__init__(exact.original, chain.from_iterable(split.deterministic_transforms))
+    encoded_samples: EncodedSamples
+
+    def __init__(self, exact: SampleDataset) -> None:
+        super().__init__(exact.original, exact.split_transforms)
+        vars(self).update(encoded_samples=replace(exact.encoded_samples, as_tensors=True))
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        samples = draw_samples(self.encoded_samples, self.random_transforms, indices)
+        assert self.split_transforms
+        samples = draw_samples(self.encoded_samples, self.split_transforms.random, indices)
         # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
         return DeferredBatch(finish_batch, samples, allocate_batches(samples))
+
+
+def check_supported(dataloader: DataLoader[Any], split: SplitTransforms) -> None:
+    """Raise `ConfigError` unless the random transforms can be applied to tensors. Nothing is decoded."""
+    if dataloader.collate_fn is not default_collate:
+        raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+    for transforms in split.random:
+        build_tensor_pipeline(transforms)
+
+
+def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
+    """Apply the random transforms of a replacement to tensors in threads, instead of to PIL images in workers.
+
+    Args:
+        exact: the result of `replace_by_samples`.
+        probes: indices of the samples whose pixels are compared.
+
+    Raises:
+        ConfigError: pixels differ by more than rounding.
+    """
+    images: Any = exact.dataset
+    tensors = TensorTransformDataset(images)
+    try:
+        check_rounding(split, probes, images.encoded_samples, tensors.encoded_samples)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    collate = partial(materialize_or_collate, default_collate)
+    return rebuild(exact, ThreadedDataLoader, dataset=tensors, collate_fn=collate)
 
 
 def draw_samples(
@@ -144,22 +179,22 @@ def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples) -> None:
+def check_rounding(
+    split: SplitTransforms, probes: Sequence[int], images: EncodedSamples, tensors: EncodedSamples
+) -> None:
     """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
-    The probes of `split` are compared before normalisation.
-
     Args:
+        probes: indices of the samples to compare, before normalisation.
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors.
     """
-    random = [
-        [step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random_transforms
-    ]
-    for index in split.probes:
+    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
+    unnormalized = replace(split, random=random)
+    for index in probes:
         with preserve_random_state():
             seed_generators(0, 0, index)
-            expected = default_collate([split.transform(images.load(index), random)])
+            expected = default_collate([unnormalized.transform(images.load(index))])
             seed_generators(0, 0, index)
             samples = draw_samples(tensors, random, [index])
         actual = finish_batch(samples, allocate_batches(samples))
@@ -190,7 +225,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         needs_workers = not self.in_order or self.worker_init_fn is not None or order_depends_on_workers(self)
         if not self.num_workers or needs_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
-        self.dataset.transform_guard.check()
+        self.dataset.change_guard.check()
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         drawn = self._draw_batches(self.dataset, base_seed, list(self.batch_sampler or ()))
         return BackgroundMap(self._collate_and_pin, drawn, BATCHES_AHEAD, BATCHES_AHEAD)
