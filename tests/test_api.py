@@ -150,13 +150,13 @@ def custom() -> Iterator[None]:
     """Register a loader that a user might write."""
 
     class Custom(Loader):
-        def __init__(self, options: Options, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        def __init__(self, options: Options, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
             super().__init__(sampler)
-            self.data = data
+            self.source = source
 
         def batches(self, epoch: int, start: int) -> Batches:
             for indices in self.sampler.batches(epoch, start):
-                yield self.data.read(indices, epoch)
+                yield self.source.read(indices, epoch)
 
     with LOADERS.temporarily():
         register("custom", Options)(Custom)

@@ -70,9 +70,11 @@ def build_sampler(
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    With several ranks, each gets a part of every batch, and together they see the batches of a single process. If the
-    last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
-    ranks take the same number of steps.
+    With several ranks, each gets a part of every batch, and together they see the batches of a single process.
+
+    Padding: all ranks take the same number of training steps. If the last batch has fewer images than there are ranks,
+    a rank without images receives the first image of the batch. It must not count: `num_rank_images` is 0, and
+    training replaces its label by a negative one.
 
     Override `draw_order` to change the order for all loaders and the augmentation.
 
@@ -114,7 +116,7 @@ class EpochSampler:
         return min(self.batch_size, self.size - batch_index * self.batch_size)
 
     def num_rank_images(self, batch_index: int) -> int:
-        """Number of images in this rank's part of a batch; 0 if its one image is padding."""
+        """Number of images in this rank's part of a batch, without padding."""
         return len(self._rank_rows(self.num_images(batch_index)))
 
     def draw_order(self, epoch: int) -> Tensor:
@@ -167,7 +169,7 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
         for batch_index in range(start, len(self)):
             first = batch_index * self.batch_size
-            rows = self._rank_rows(self.num_images(batch_index)) or range(1)
+            rows = self._rank_rows(self.num_images(batch_index)) or range(1)  # `range(1)` is padding.
             yield slice(first + rows.start, first + rows.stop)
 
     def _rank_rows(self, count: int) -> range:
@@ -191,16 +193,17 @@ def _is_contiguous(order: Tensor, batch_size: int) -> bool:
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draw equally many images of each class, in random order: the sample IDs of an epoch, int64 `[N]`."""
-    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
-    by_class = shuffled[label[shuffled].argsort(stable=True)].split(counts.tolist())
+    _, class_indices, counts = labels.unique(return_inverse=True, return_counts=True)
+    by_class = shuffled[class_indices[shuffled].argsort(stable=True)].split(counts.tolist())
     quota, rest = divmod(len(shuffled), max(len(counts), 1))
     quotas = torch.full_like(counts, quota)
-    quotas[torch.randperm(len(counts), generator=generator, device="cpu")[:rest]] += 1
+    # The classes that get one image more differ from epoch to epoch.
+    quotas[torch.randperm(len(counts), generator=generator, device=CPU)[:rest]] += 1
     sample_ids = [shuffled[:0]]
     for images, count in zip(by_class, quotas.tolist(), strict=True):
-        positions = torch.arange(count, device="cpu")
+        positions = torch.arange(count, device=CPU)
         sample_ids.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
-    return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device="cpu")]
+    return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device=CPU)]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:
