@@ -19,7 +19,7 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
@@ -189,7 +189,7 @@ class Trainer:
         dataset = prepare_splits(read_dataset(config, world), config)
         check_eval_split(dataset, config)
         check_same_on_machines(dataset, config, world)
-        sampler = build_sampler(
+        sampler = EpochSampler(
             len(dataset.train),
             config.batch_size,
             seed=config.seed,
@@ -252,7 +252,7 @@ class Trainer:
         # the sizes of the ranks can differ by one image.
         world = self.world
         batch_size = world.broadcast_object(lambda: step.execution.microbatch_size) * world.size
-        sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
+        sampler = EpochSampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _time_loaders(
