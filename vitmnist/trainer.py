@@ -125,6 +125,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
+            # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
@@ -133,6 +134,7 @@ class Trainer:
                 # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
                 step.prepare(loaders.train)
                 self.distribute(step)
+                # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
                 seed_rank(config.seed, world.rank)
                 self.record_setup(dataset, step, loaders.train)
                 checkpoints = CheckpointManager(config, dataset, step, result, stop, world)
