@@ -60,7 +60,7 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
 
     `data.folds` draws folds; without it, the folds of the dataset are used.
     """
-    key, train = f"data.folds={data.folds} data.fold={data.fold}", dataset.train
+    key, train = f"data.folds={data.folds} data.fold={data.fold}".replace("None", "null"), dataset.train
     if data.holdout:
         raise ConfigError(f"{key}: data.holdout={data.holdout} draws another validation split; set it to null")
     if data.folds:

@@ -17,8 +17,6 @@ from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import StoreOptions, as_contiguous_rows, gather_rows
 
 CPU = torch.device("cpu")
-INDEX_NBYTES = 8
-"""Bytes of an index (int64). A device that stores the dataset also stores the permutation of an epoch."""
 MAX_PENDING_COPIES = 16
 """Maximum number of unfinished copies to a GPU. Steps of a millisecond need this many to cover a pause of the host."""
 
@@ -89,7 +87,7 @@ class GpuSliceLoader(Loader):
 
     def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        nbytes = source.nbytes_to_copy(device) + INDEX_NBYTES * len(source)
+        nbytes = source.nbytes_to_copy(device) + torch.int64.itemsize * len(source)  # with an epoch's permutation
         check_fits("gpu_slice", nbytes, device, advice="; try data/loader=ram, cache or disk")
         if not isinstance(source, TensorSet) or device.type == "cpu":  # A GPU reads mapped files without a host copy.
             source = source.store_all(StoreOptions())
