@@ -13,8 +13,6 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from vitmnist.timing.table import format_seconds
-
 # The colours of text, of the slowest loader, and of the others
 THEMES = {"light": ("#1f2328", "#c2410c", "#9aa4af"), "dark": ("#e6edf3", "#fb923c", "#6b7682")}
 BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
@@ -28,7 +26,7 @@ CAPTION = (
 )
 LABELS = {"gpu_slice": "gpu_slice\n(host memory)"}
 """The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""
-MIN_SHARE = 0.01
+MIN_SHARE = 0.02
 """A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
 
 
@@ -58,7 +56,7 @@ def read_times(table: Path) -> dict[str, Times]:
 
 def printed_ratio(seconds: float, fastest: float) -> str:
     """Divide the seconds as they are printed, so that a reader finds the same ratio."""
-    return f"{float(format_seconds(seconds)) / float(format_seconds(fastest)):.1f}"
+    return f"{round(seconds, 2) / round(fastest, 2):.2f}"
 
 
 def draw(times: dict[str, Times], theme: str) -> Figure:
@@ -79,21 +77,21 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
                 axes.barh(position, time.seconds - waiting, 0.66, left=waiting, color=colour, edgecolor=colour)
                 reach = [[time.seconds - time.low], [time.high - time.seconds]]
                 # An edge in the colour of the background separates whiskers from the bar.
-                for line, width in ((BACKGROUNDS[theme], 4), (text, 1.2)):
-                    axes.errorbar(time.seconds, position, xerr=reach, color=line, lw=width, capthick=width, capsize=4)
+                for line, width in ((BACKGROUNDS[theme], 2.4), (text, 0.8)):
+                    axes.errorbar(time.seconds, position, xerr=reach, color=line, lw=width, capthick=width, capsize=3)
                 ratio, weight = printed_ratio(time.seconds, fastest.seconds), "normal"
                 if loader == slowest:
                     ratios.append(ratio)
                     weight = "bold"
-                end = f"{format_seconds(time.seconds)} s  {ratio}×"
-                axes.text(time.high + 0.02 * longest, position, end, va="center", weight=weight)
+                axes.text(time.high + 0.02 * longest, position, f"{time.seconds:.2f} s", va="center", weight=weight)
+                axes.text(1.45 * longest, position, f"{ratio}×", ha="right", va="center", weight=weight)
                 if not number:
                     label = LABELS.get(loader, loader)
                     axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1.1)
-            axes.set(xlim=(0, 1.4 * longest), ylim=(len(by_loader) - 0.4, -1.2))
+            axes.set(xlim=(0, 1.45 * longest), ylim=(len(by_loader) - 0.4, -1.2))
             axes.axis("off")
         low, high = min(ratios, key=float), max(ratios, key=float)
-        title = f"{slowest} takes {low} to {high} times as long as the fastest loader"
+        title = f"The {slowest} loader takes {low} to {high} times as long as the fastest loader"
         figure.text(0.012, 0.92, title, fontsize=18, weight="bold")
         figure.text(0.012, 0.85, SUBTITLE)
         figure.text(0.012, 0.04, CAPTION, fontsize=12)

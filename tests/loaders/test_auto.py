@@ -33,14 +33,14 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
 class DirectLoader(Loader):
-    """Reads each batch from the data that it is built from."""
+    """Reads each batch from the source that it is built from."""
 
-    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.data = data
+        self.source = source
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from map(self.data.read, self.sampler.batches(epoch, start))
+        yield from map(self.source.read, self.sampler.batches(epoch, start))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ class LoaderSelection:
 
 def build_fastest_loader(
     options: AutoOptions,
-    data: SampleSource,
+    source: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
     step: StepFunction | None = None,
@@ -69,7 +69,7 @@ def build_fastest_loader(
     make_candidate = partial(LoaderCandidate, device=device, step=step)
     # The number of timed batches depends on the time, so their random numbers must not affect the run.
     with preserve_random_state(device=device):
-        selection, loader = select_loader(options, data, sampler, device, make_candidate)
+        selection, loader = select_loader(options, source, sampler, device, make_candidate)
     print(selection.format_table(), file=sys.stderr)
     return loader
 
@@ -79,7 +79,7 @@ LOADERS.register("auto", AutoOptions)(build_fastest_loader)  # As a decorator, i
 
 def select_loader(
     options: AutoOptions,
-    data: SampleSource,
+    source: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
     make_candidate: Callable[[Loader], LoaderCandidate],
@@ -99,8 +99,8 @@ def select_loader(
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
-            build = partial(LOADERS.build, options.candidate_config(name), source, sampler, device)
+            candidate_source = decoded if decoded is not None and name in BUILT_FROM_RAM else source
+            build = partial(LOADERS.build, options.candidate_config(name), candidate_source, sampler, device)
             loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).candidate.loader
             if isinstance(loader, Loader):
                 loaders[name] = stack.enter_context(loader)
@@ -110,7 +110,7 @@ def select_loader(
         timings = make_timings(benchmark.measurements, len(sampler))
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            names_by_error: dict[str | None, list[str]] = {}  # If the step fails, all loaders have the same error.
+            names_by_error: dict[str | None, list[str]] = {}  # If `step` fails, all loaders have the same error.
             for timing in timings:
                 names_by_error.setdefault(timing.error, []).append(timing.name)
             errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]

@@ -180,11 +180,6 @@ class Comparison:
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
-    @property
-    def selected_epoch(self) -> str:
-        """The epoch that the quality of a run is taken from."""
-        return {"validation": "best epoch", "test": "last epoch"}.get(self.eval_split, "best or last epoch")
-
     @cached_property
     def eval_split(self) -> str:
         """The split that each epoch was evaluated on; `evaluation` if it is not the same for all runs."""
@@ -217,20 +212,16 @@ class Comparison:
 
     @cached_property
     def leads(self) -> dict[str, ConfidenceInterval | None]:
-        """How much better the best setting is than each other one; None with fewer than three seeds in common."""
+        """The lead of the best setting over each other, None with too few seeds in common; empty if all are equal."""
         # A positive gain is an improvement, whatever the direction of the metric.
-        gains = {
-            setting: {seed: self.metric.sign * value for seed, value in values.items()}
-            for setting, values in self.quality_by_seed.items()
-        }
-        differences, (best, *others) = PairwiseComparison(gains), gains
-        return {other: differences.compare(best, other) for other in others}
+        groups, sign = self.quality_by_seed if self.quality_differs else {}, self.metric.sign
+        gains = {name: {seed: sign * value for seed, value in values.items()} for name, values in groups.items()}
+        differences = PairwiseComparison(gains)
+        return {other: differences.compare(next(iter(gains)), other) for other in [*gains][1:]}
 
     @property
     def within_noise(self) -> list[str]:
         """The settings whose quality differs from the best one by no more than noise."""
-        if not self.quality_differs:
-            return []
         return [setting for setting, lead in self.leads.items() if lead and lead.low <= 0]
 
     @cached_property
@@ -245,10 +236,8 @@ class Comparison:
     def numbers(self) -> dict[str, str]:
         """The number of each setting, such as `#1`, in the order of the rows; empty if all settings are short."""
         settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
-        # A panel names a setting, or if its loaders have a row each, the loader below it.
-        labels = settings if any(self.time_groups) else [row.label for row in self.rows]
-        is_long = any(len(round_floats(label)) > MAX_LABEL for label in labels)
-        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long and any(settings) else {}
+        is_long = any(len(round_floats(setting)) > MAX_LABEL for setting in settings)
+        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long else {}
 
     @property
     def machine_and_data(self) -> str:

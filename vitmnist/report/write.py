@@ -35,8 +35,8 @@ Formatter = Callable[[str], str]
 """Formats a text for Markdown or a terminal."""
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
 """The template of the page, and the text that explains a report."""
-MARK, WITHIN_NOISE = "†", "within noise of the best"
-"""The mark of a quality that the seeds do not separate from the best one, and its explanation."""
+MARK = "†"
+"""The mark of a quality that the seeds do not separate from the best one."""
 RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 
@@ -96,7 +96,8 @@ def _format_section(
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
     main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
-    return [about, first, *others, main + f"\n\n{MARK} {WITHIN_NOISE}" * bool(comparison.within_noise), details]
+    note = f"\n\n{MARK} within noise of the best" * bool(comparison.within_noise)
+    return [about, first, *others, main + note, details]
 
 
 def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:

@@ -116,7 +116,7 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
         _fingerprint(listing, options),
-        listing.num_images,
+        sum(map(len, listing.splits.values())),
         partial(_decode, listing, options, new_metadata),
         new_metadata,
         names=("images",),
@@ -158,9 +158,8 @@ def _sort_and_divide(listing: ImageListing, test_share: float) -> ImageListing:
 
 
 def _make_unreadable_error(unreadable: Mapping[str, str], listing: ImageListing, advice: str) -> DataError:
-    shown = [*unreadable.values()][:MAX_NAMED_FILES]
-    problem = f"{len(unreadable)} of {listing.num_images} images cannot be read, such as:"
-    return DataError("\n".join([problem, *shown, advice]))
+    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, listing.splits.values()))
+    return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
 
 
 def _drop_unreadable(listing: ImageListing, unreadable: Mapping[str, str], classes: Sequence[str]) -> ImageListing:
