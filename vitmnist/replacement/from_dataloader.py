@@ -5,8 +5,7 @@ generators in the same states. It holds for these reasons:
 
 - Order: the replacement is a `DataLoader` with the arguments of the original (`rebuild`), so torch draws the order.
 - Samples: only what is the same in each read is stored. `vitmnist.data.random_samples` alone decides that, for samples,
-  for single transforms and for collate functions. From the first random transform of a dataset on, its transforms run
-  in each epoch, where the original runs them.
+  transforms and collate functions. The first random transform and all that follow it run in each epoch.
 - Checks: batches of both are compared before the replacement is returned (`check_same_batches`), and a later change of
   the transforms is an error (`ChangeGuard`).
 
@@ -22,7 +21,7 @@ for random samples only, and `tensor_transforms`, which lists the supported rand
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -97,12 +96,10 @@ def from_dataloader(
     in_memory, in_file = StoreOptions(), StoreOptions(Path(folder).expanduser(), fingerprint)
     replace = partial(_replace, dataloader, to_tensors=transforms == "tensor")
     try:
-        try:
-            return replace(in_file if loader == "cache" else in_memory)
-        except OutOfSpaceError:
-            if loader != "auto":
-                raise
-            return replace(in_file)
+        if loader == "auto":
+            with suppress(OutOfSpaceError):  # In a handler, its traceback would keep the samples decoded so far.
+                return replace(in_memory)
+        return replace(in_memory if loader == "ram" else in_file)
     except UserError as error:
         # Only `auto` may return the original: a user who names a loader or transforms="tensor" relies on its speed.
         if loader != "auto" or transforms == "tensor":
@@ -148,10 +145,9 @@ def _build(
         decoded = [fetch_sample(split.decode, index) for index in probes]
         exact = replace_by_samples(dataloader, options, decoded, split)
         return apply_to_tensors(exact, split, probes) if to_tensors else exact
-    try:
+    with suppress(NoRowPerSampleError):  # In a handler, its traceback would keep the rows decoded so far.
         return replace_by_rows(dataloader, options, probes, samples)
-    except NoRowPerSampleError:
-        return replace_by_samples(dataloader, options, samples)
+    return replace_by_samples(dataloader, options, samples)
 
 
 @contextmanager
