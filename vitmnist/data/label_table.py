@@ -62,6 +62,7 @@ def read_label_table(
 
 def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> None:
     required = [columns.file, columns.label]
+    # A table may lack the split and the fold, unless the configuration gives their columns other names.
     optional = {columns.split: TableColumns.split, columns.fold: TableColumns.fold}
     required += [name for name, default in optional.items() if name and name != default]
     if missing := [name for name in required if name not in names]:

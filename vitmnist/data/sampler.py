@@ -20,11 +20,9 @@ CPU = torch.device("cpu")
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    With several ranks, each gets a part of every batch, and together they see the batches of a single process.
-
-    Padding: all ranks take the same number of training steps. If the last batch has fewer images than there are ranks,
-    a rank without images receives the first image of the batch. It must not count: `num_rank_images` is 0, and
-    training replaces its label by a negative one.
+    With several ranks, each gets a part of every batch, and together they see the batches of a single process. All
+    ranks take the same number of steps: if the last batch has too few images, a rank without images gets the first
+    one as padding. `num_rank_images` does not count it, and training replaces its label by a negative one.
 
     Override `draw_order` to change the order for all loaders and the augmentation.
 
@@ -42,8 +40,7 @@ class EpochSampler:
         labels: the label of each image, an integer tensor `[size]`; only `balanced` uses it.
 
     Raises:
-        ConfigError: a value is out of bounds, `batch_size` is below `world_size`, `drop_last` leaves no batch, or
-            `shuffle` is balanced, and `labels` are not a whole number for each image.
+        ConfigError: a value is out of bounds, or does not fit the others.
     """
 
     size: int

@@ -154,20 +154,18 @@ def _add_candidates(
 @contextmanager
 def _preserve_state(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the states of the model and the optimizer on exit, and zero the gradients."""
-    owners = [owner for owner in (model, optimizer) if owner is not None]
-    states = [deepcopy(owner.state_dict()) for owner in owners]
-    modules = list(model.modules()) if model is not None else []
-    modes = [module.training for module in modules]
+    states = [(owner, deepcopy(owner.state_dict())) for owner in (model, optimizer) if owner is not None]
+    modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
     # A state_dict lacks non-persistent buffers.
     buffers = [(buffer, buffer.clone()) for buffer in (model.buffers() if model is not None else ())]
     try:
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-        for owner, state in zip(owners, states, strict=True):
+        for owner, state in states:
             owner.load_state_dict(state)
             owner.zero_grad()

@@ -1,8 +1,7 @@
 """A dataset whose samples have been decoded once, the `DataLoader` over it, and the check for later changes.
 
-The subclasses of `DecodedDataset` are in `row_dataset`, `sample_dataset` and `tensor_dataset`. Each overrides
-`__getitem__` (a sample) or `__getitems__` (a batch). Torch passes the result of `__getitems__` unchanged to the collate
-function, so it can be a `DeferredBatch`, a call that makes the whole batch: `materialize_or_collate` runs the call.
+Subclasses override `__getitem__`, which returns a sample, or `__getitems__`. Torch passes the result of `__getitems__`
+unchanged to the collate function, so it can be a `DeferredBatch`, a call that makes the whole batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator

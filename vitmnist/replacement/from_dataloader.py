@@ -9,14 +9,12 @@ generators in the same states. It holds for these reasons:
 - Checks: batches of both are compared before the replacement is returned (`check_same_batches`), and a later change of
   the transforms is an error (`ChangeGuard`).
 
-`_build` chooses one of three forms, each in a module of its own:
+`_build` chooses one of three forms, each in its module. Read them after `original_dataloader` and `decoded_dataset`:
 
-1. `row_dataset`: a batch is gathered from rows of tensors. No sample is random, and each tensor has a row per sample.
-2. `sample_dataset`: single samples are stored, before their first random transform if they are random.
-3. `tensor_dataset`: as 2., but random transforms take uint8 tensors, in threads. Only for transforms="tensor".
-
-Read this module first, then `original_dataloader`, `decoded_dataset` and the three forms. `split_transforms` is needed
-for random samples only, and `tensor_transforms`, which lists the supported random transforms, for the third form.
+- `row_dataset`: a batch is gathered from rows of tensors. No sample is random, and each tensor has a row per sample.
+- `sample_dataset`: single samples are stored. Random ones are stored before their first random transform, which
+  `split_transforms` finds.
+- `tensor_dataset`: random transforms take uint8 tensors, in threads. `tensor_transforms` lists the supported ones.
 """
 
 import warnings
@@ -133,8 +131,7 @@ def _build(
 ) -> DataLoader[Any]:
     """Build the form of replacement that fits the probes, which are the indices of some samples.
 
-    Raises:
-        RandomSampleError: a probe is random apart from its transforms, or another sample is random, and no probe is.
+    Raises `RandomSampleError` if any sample is random and this form would store it.
     """
     dataset: Any = dataloader.dataset
     samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)

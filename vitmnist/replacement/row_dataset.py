@@ -1,7 +1,7 @@
 """Replaces a `DataLoader` whose batches are tensors with a row per sample: a batch is gathered from decoded rows.
 
-Whether batches have such rows is checked three times: for some samples, for each chunk of samples while it is decoded,
-and by comparing batches. Each check raises `NoRowPerSampleError`; `from_dataloader` then stores single samples.
+Some samples, each decoded chunk of samples and some batches are checked for such rows. `NoRowPerSampleError` tells
+`from_dataloader` to store single samples instead.
 """
 
 from __future__ import annotations
@@ -85,13 +85,10 @@ class RowDataset(DecodedDataset):
 def replace_by_rows(
     dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
 ) -> DataLoader[Any]:
-    """Build a replacement that gathers batches from rows of tensors.
+    """Build a replacement that gathers batches from rows of tensors, or raise `NoRowPerSampleError`.
 
     Args:
         samples: the samples with the indices `probes`.
-
-    Raises:
-        NoRowPerSampleError: a batch does not have a row for each sample.
     """
     dataset: Any = dataloader.dataset
     collate = dataloader.collate_fn
@@ -123,9 +120,8 @@ def _read_rows(
 ) -> tuple[Tensor, ...]:
     """Decode samples into rows.
 
-    Raises:
-        RandomSampleError: a sample is random.
-        NoRowPerSampleError: samples differ in shape, or collating them is random or gives other rows than `example`.
+    Raises `NoRowPerSampleError` if samples differ in shape, or if collating them is random or gives other rows than
+    `example`, and `RandomSampleError` if a sample is random.
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)

@@ -38,6 +38,13 @@ class ResultPlaceholder(NamedTuple):
     result: int | str
 
 
+@dataclass(frozen=True)
+class OpaqueResult:
+    """Replaces a transform's result while a dataset reads a sample. It is no tuple, so a dataset cannot unpack it."""
+
+    placeholder: ResultPlaceholder
+
+
 class DecodedSample(NamedTuple):
     """A sample with placeholders for the results of its random transforms, and the calls that produce them."""
 
@@ -70,8 +77,8 @@ class CallRecorder:
         call = len(self.calls)
         self.calls.append(RecordedCall(self.attribute, decoded))
         if keyword_inputs:
-            return {name: ResultPlaceholder(call, name) for name in keyword_inputs}
-        outputs = tuple(ResultPlaceholder(call, result) for result in range(len(inputs)))
+            return {name: OpaqueResult(ResultPlaceholder(call, name)) for name in keyword_inputs}
+        outputs = tuple(OpaqueResult(ResultPlaceholder(call, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -104,6 +111,7 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or the result of it ({format_error(error)}); {SPLIT_ADVICE}"
             ) from error
+        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
         return DecodedSample(sample, calls)
 
     def transform(self, decoded: DecodedSample) -> Any:
@@ -119,12 +127,10 @@ class SplitTransforms:
 def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
     """Split each transform attribute of a dataset at its first random transform.
 
+    Raises `RandomSampleError` if a sample is random before its transforms.
+
     Args:
         probes: indices of the samples on which the transforms are tried.
-
-    Raises:
-        DataError: a sample cannot be split.
-        RandomSampleError: a sample is random before its transforms.
     """
     attributes = list(find_transform_attributes(dataset))
     untransformed = SplitTransforms(dataset, attributes, [()] * len(attributes), ())

@@ -81,10 +81,7 @@ def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Seq
 
     Args:
         exact: the result of `replace_by_samples`.
-        probes: indices of the samples whose pixels are compared.
-
-    Raises:
-        ConfigError: pixels differ by more than rounding.
+        probes: indices of the samples whose pixels are compared. A larger difference raises `ConfigError`.
     """
     images: Any = exact.dataset
     encoded = replace(images.encoded_samples, as_tensors=True)
