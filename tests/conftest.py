@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 # Several processes with as many threads as cores would wait for each other. Programs that tests start inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -35,7 +34,6 @@ from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
 from vitmnist.errors import ExitCode
-from vitmnist.registry import Registry
 from vitmnist.runtime.cpu import available_cores
 
 PLAIN = "log.images_every_epochs=null"  # Drawing images takes most of the time of a short run.
@@ -88,11 +86,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def add_members() -> Iterator[AddMembers]:
     """Add or replace members of a registry until the test ends: `add_members(MODELS, cnn=(CNNOptions, build))`."""
     with ExitStack() as stack:
-
-        def add(registry: Registry[Any, Any], **members: tuple[Any, Any]) -> None:
-            stack.enter_context(registry.temporarily(**members))
-
-        yield add
+        yield lambda registry, **members: stack.enter_context(registry.temporarily(**members))
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:

@@ -19,7 +19,7 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
@@ -125,6 +125,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
+            # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
@@ -133,6 +134,7 @@ class Trainer:
                 # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
                 step.prepare(loaders.train)
                 self.distribute(step)
+                # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
                 seed_rank(config.seed, world.rank)
                 self.record_setup(dataset, step, loaders.train)
                 checkpoints = CheckpointManager(config, dataset, step, result, stop, world)
@@ -189,7 +191,7 @@ class Trainer:
         dataset = prepare_splits(read_dataset(config, world), config)
         check_eval_split(dataset, config)
         check_same_on_machines(dataset, config, world)
-        sampler = build_sampler(
+        sampler = EpochSampler(
             len(dataset.train),
             config.batch_size,
             seed=config.seed,
@@ -252,7 +254,7 @@ class Trainer:
         # the sizes of the ranks can differ by one image.
         world = self.world
         batch_size = world.broadcast_object(lambda: step.execution.microbatch_size) * world.size
-        sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
+        sampler = EpochSampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _time_loaders(

@@ -24,7 +24,7 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import StoreOptions
-from vitmnist.timing.benchmark import LoaderCandidate
+from vitmnist.timing.benchmark import LoaderCandidate, Measurement
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -33,14 +33,14 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
 class DirectLoader(Loader):
-    """Reads each batch from the data that it is built from."""
+    """Reads each batch from the source that it is built from."""
 
-    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.data = data
+        self.source = source
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from map(self.data.read, self.sampler.batches(epoch, start))
+        yield from map(self.source.read, self.sampler.batches(epoch, start))
 
 
 @pytest.fixture
@@ -184,11 +184,11 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
 ) -> None:
     """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_window = [], []
-    time_window = LoaderCandidate.time_window
+    time_window = Measurement.time_window
 
-    def timed(candidate: LoaderCandidate, *parts: object) -> None:
+    def timed(measurement: Measurement, *parts: object) -> None:
         before = len(compiled)
-        time_window(candidate, *parts)
+        time_window(measurement, *parts)
         compiled_in_window.append(len(compiled) - before)
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
@@ -196,7 +196,7 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(LoaderCandidate, "time_window", timed)
+    monkeypatch.setattr(Measurement, "time_window", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
     ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)

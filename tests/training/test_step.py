@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
@@ -198,7 +198,7 @@ def test_only_the_products_of_a_step_use_tf32(tiny: Dataset) -> None:
     step(batch_of(tiny, step, BATCH))
     assert set(modes) == {("high", True)}
     modes.clear()
-    sampler = build_sampler(len(tiny.test), BATCH, shuffle="none")
+    sampler = EpochSampler(len(tiny.test), BATCH, shuffle="none")
     evaluate(step.model, LOADERS.build({"name": "ram"}, tiny.test, sampler, step.device), step.preprocess)
     assert set(modes) == {("highest", False)}
     assert read_modes() == before

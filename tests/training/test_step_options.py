@@ -141,17 +141,11 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
+@MODELS.temporarily(cnn=(CNNOptions, lambda options, shape, classes: Branching(784, classes)))
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
-    succeed: Printed,
-    refuse: Printed,
-    quick: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    add_members: AddMembers,
+    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `trainer.compile=auto`, the run is the same as without compiling."""
-    model = CNNOptions, lambda options, shape, classes: Branching(784, classes)
-    add_members(MODELS, cnn=model)
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; set trainer.compile=false", printed)

@@ -51,11 +51,6 @@ class ImageListing:
     containers: Sequence[Path] = ()
     folds: Mapping[str, int] | None = None
 
-    @property
-    def num_images(self) -> int:
-        """The number of images in all splits."""
-        return sum(map(len, self.splits.values()))
-
     def find_classes(self) -> list[str]:
         """Return the sorted classes of the training images.
 

@@ -1,8 +1,7 @@
 """A dataset whose samples have been decoded once, the `DataLoader` over it, and the check for later changes.
 
-The subclasses of `DecodedDataset` are in `row_dataset`, `sample_dataset` and `tensor_dataset`. Each overrides
-`__getitem__` (a sample) or `__getitems__` (a batch). Torch passes the result of `__getitems__` unchanged to the collate
-function, so it can be a `DeferredBatch`, a call that makes the whole batch: `materialize_or_collate` runs the call.
+Subclasses override `__getitem__`, which returns a sample, or `__getitems__`. Torch passes the result of `__getitems__`
+unchanged to the collate function, so it can be a `DeferredBatch`, a call that makes the whole batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from vitmnist.errors import ConfigError
+from vitmnist.replacement.original_dataloader import rebuild
 from vitmnist.replacement.split_transforms import SplitTransforms, get_transform_name, list_transforms
 from vitmnist.runtime.generator_search import find_plain_attributes, find_reachable
 from vitmnist.store.read_in_chunks import MapStyleDataset, WrappedDataset, refuse_attribute
@@ -28,16 +28,19 @@ class DecodedDataset(WrappedDataset):
     Args:
         original: the dataset that decodes the samples.
         split: has the random transforms to apply in each epoch. None: no sample is random.
+        attributes: the attributes that a subclass declares.
     """
 
     split_transforms: SplitTransforms | None
     draws_early = False
-    """Whether `iter` draws the order of an epoch, like the original's workers, which read ahead."""
+    """Draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is then
+    independent of random numbers that the loop draws before the first batch, for example for another loader in a `zip`.
+    """
 
-    def __init__(self, original: MapStyleDataset, split: SplitTransforms | None = None) -> None:
+    def __init__(self, original: MapStyleDataset, split: SplitTransforms | None = None, **attributes: object) -> None:
         once = chain.from_iterable(split.deterministic) if split else list_transforms(original)
-        # `vars`, here and in subclasses, because `__setattr__` refuses to set an attribute.
         vars(self).update(original=original, split_transforms=split, change_guard=ChangeGuard(original, once))
+        vars(self).update(attributes)  # `__setattr__` refuses to set them.
 
     def __len__(self) -> int:
         return len(self.original)
@@ -68,6 +71,12 @@ def materialize_or_collate(collate: Callable[[list[Any]], object], batch: Deferr
 class DecodedDataLoader(DataLoader[Any]):
     """A `DataLoader` over a `DecodedDataset`. `iter` raises `ConfigError` if a transform has changed."""
 
+    @classmethod
+    def from_original(cls, original: DataLoader[Any], dataset: DecodedDataset, num_workers: int) -> DataLoader[Any]:
+        """Build a loader with the other arguments of the original."""
+        collate = partial(materialize_or_collate, original.collate_fn)
+        return rebuild(original, cls, dataset=dataset, num_workers=num_workers, collate_fn=collate)
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # A framework can build this class over another dataset, such as a Subset.
         if not isinstance(self.dataset, DecodedDataset):
@@ -89,11 +98,9 @@ class ChangeGuard:
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:
         self._dataset, self._transforms = dataset, list_transforms(dataset)
         once = [*deterministic]
-        parts = [*once, *(part for part in find_reachable([dataset]) if isinstance(part, Dataset))]
-        self._watched: list[tuple[object, str, Callable[[], object], object]] = []
-        for part in once:
-            self._watched.append((part, get_transform_name(part), partial(repr, part), repr(part)))
-        for part in parts:
+        self._watched: list[tuple[object, str, Callable[[], object], object]]
+        self._watched = [(part, get_transform_name(part), partial(repr, part), repr(part)) for part in once]
+        for part in (*once, *(part for part in find_reachable([dataset]) if isinstance(part, Dataset))):
             self._watched += [(part, name, read, read()) for name, (read, _) in find_plain_attributes(part)]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,24 +5,21 @@ generators in the same states. It holds for these reasons:
 
 - Order: the replacement is a `DataLoader` with the arguments of the original (`rebuild`), so torch draws the order.
 - Samples: only what is the same in each read is stored. `vitmnist.data.random_samples` alone decides that, for samples,
-  for single transforms and for collate functions. From the first random transform of a dataset on, its transforms run
-  in each epoch, where the original runs them.
+  transforms and collate functions. The first random transform and all that follow it run in each epoch.
 - Checks: batches of both are compared before the replacement is returned (`check_same_batches`), and a later change of
   the transforms is an error (`ChangeGuard`).
 
-`_build` chooses one of three forms, each in a module of its own:
+`_build` chooses one of three forms, each in its module. Read them after `original_dataloader` and `decoded_dataset`:
 
-1. `row_dataset`: a batch is gathered from rows of tensors. No sample is random, and each tensor has a row per sample.
-2. `sample_dataset`: single samples are stored, before their first random transform if they are random.
-3. `tensor_dataset`: as 2., but random transforms take uint8 tensors, in threads. Only for transforms="tensor".
-
-Read this module first, then `original_dataloader`, `decoded_dataset` and the three forms. `split_transforms` is needed
-for random samples only, and `tensor_transforms`, which lists the supported random transforms, for the third form.
+- `row_dataset`: a batch is gathered from rows of tensors. No sample is random, and each tensor has a row per sample.
+- `sample_dataset`: single samples are stored. Random ones are stored before their first random transform, which
+  `split_transforms` finds.
+- `tensor_dataset`: random transforms take uint8 tensors, in threads. `tensor_transforms` lists the supported ones.
 """
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -97,12 +94,10 @@ def from_dataloader(
     in_memory, in_file = StoreOptions(), StoreOptions(Path(folder).expanduser(), fingerprint)
     replace = partial(_replace, dataloader, to_tensors=transforms == "tensor")
     try:
-        try:
-            return replace(in_file if loader == "cache" else in_memory)
-        except OutOfSpaceError:
-            if loader != "auto":
-                raise
-            return replace(in_file)
+        if loader == "auto":
+            with suppress(OutOfSpaceError):  # In a handler, its traceback would keep the samples decoded so far.
+                return replace(in_memory)
+        return replace(in_memory if loader == "ram" else in_file)
     except UserError as error:
         # Only `auto` may return the original: a user who names a loader or transforms="tensor" relies on its speed.
         if loader != "auto" or transforms == "tensor":
@@ -136,8 +131,7 @@ def _build(
 ) -> DataLoader[Any]:
     """Build the form of replacement that fits the probes, which are the indices of some samples.
 
-    Raises:
-        RandomSampleError: a probe is random apart from its transforms, or another sample is random, and no probe is.
+    Raises `RandomSampleError` if any sample is random and this form would store it.
     """
     dataset: Any = dataloader.dataset
     samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
@@ -148,10 +142,9 @@ def _build(
         decoded = [fetch_sample(split.decode, index) for index in probes]
         exact = replace_by_samples(dataloader, options, decoded, split)
         return apply_to_tensors(exact, split, probes) if to_tensors else exact
-    try:
+    with suppress(NoRowPerSampleError):  # In a handler, its traceback would keep the rows decoded so far.
         return replace_by_rows(dataloader, options, probes, samples)
-    except NoRowPerSampleError:
-        return replace_by_samples(dataloader, options, samples)
+    return replace_by_samples(dataloader, options, samples)
 
 
 @contextmanager

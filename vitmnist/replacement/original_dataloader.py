@@ -108,17 +108,12 @@ def read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample
 def check_same_batches(
     original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
 ) -> None:
-    """Compare some batches bit for bit. Raises `DataError` if they differ.
-
-    Args:
-        with_single_samples: also compare batches of a single sample. They reveal padding to the longest sample, even if
-            the samples of the other compared batches happen to be equally long.
-    """
+    """Compare some batches bit for bit. Raises `DataError` if they differ."""
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     batches = shuffled.split(size)[:COMPARED_BATCHES]
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
-    if with_single_samples:
+    if with_single_samples:  # They reveal padding to the longest sample, even if other batches need none.
         compared += shuffled[:COMPARED_SINGLE_SAMPLES].split(1)
     state = RandomState(original.dataset, original.collate_fn, replacement.dataset, replacement.collate_fn)
     # Compare a batch again with other random numbers, as in a second epoch: it differs if a transform changes data of

@@ -1,7 +1,7 @@
 """Replaces a `DataLoader` whose batches are tensors with a row per sample: a batch is gathered from decoded rows.
 
-Whether batches have such rows is checked three times: for some samples, for each chunk of samples while it is decoded,
-and by comparing batches. Each check raises `NoRowPerSampleError`; `from_dataloader` then stores single samples.
+Some samples, each decoded chunk of samples and some batches are checked for such rows. `NoRowPerSampleError` tells
+`from_dataloader` to store single samples instead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
 from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import (
-    DecodedDataLoader,
-    DecodedDataset,
-    DeferredBatch,
-    materialize_or_collate,
-)
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
 from vitmnist.replacement.original_dataloader import (
     COMPARED_SIZE,
     check_same_batches,
@@ -31,10 +26,8 @@ from vitmnist.replacement.original_dataloader import (
     fetch_samples,
     order_depends_on_workers,
     read_all,
-    rebuild,
 )
 from vitmnist.runtime.memory import check_fits
-from vitmnist.store.read_in_chunks import MapStyleDataset
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
 from vitmnist.store.tree import copy_tree, find_difference, flatten_tree, iterate_paths, unflatten_tree
 
@@ -81,19 +74,9 @@ class RowTensors:
 
 
 class RowDataset(DecodedDataset):
-    """A decoded dataset that gathers each batch from rows of tensors.
-
-    Args:
-        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
-            then independent of random numbers that the loop draws before the first batch, for example for another
-            loader in a `zip`.
-    """
+    """A decoded dataset that gathers each batch from rows of tensors."""
 
     row_tensors: RowTensors
-
-    def __init__(self, original: MapStyleDataset, rows: RowTensors, draws_early: bool) -> None:
-        super().__init__(original)
-        vars(self).update(row_tensors=rows, draws_early=draws_early)
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(self.row_tensors.gather, indices)
@@ -102,29 +85,27 @@ class RowDataset(DecodedDataset):
 def replace_by_rows(
     dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
 ) -> DataLoader[Any]:
-    """Build a replacement that gathers batches from rows of tensors.
+    """Build a replacement that gathers batches from rows of tensors, or raise `NoRowPerSampleError`.
 
     Args:
         samples: the samples with the indices `probes`.
-
-    Raises:
-        DataError: a sample cannot be read, or the file of a fingerprint has other samples.
-        NoRowPerSampleError: a batch does not have a row for each sample.
-        OutOfSpaceError: memory or disk is too small.
-        RandomSampleError: a sample is random.
     """
+    dataset: Any = dataloader.dataset
+    collate = dataloader.collate_fn
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
-    example = _collate_rows(dataloader.collate_fn, list(samples[:size]), probes[:size], always_repeat=True)
-    rows = decode_rows(dataloader, example, options)
-    keeps_workers = order_depends_on_workers(dataloader)
-    draws_early = dataloader.num_workers > 0 and not keeps_workers
-    replacement = rebuild(
-        dataloader,
-        DecodedDataLoader,
-        dataset=RowDataset(dataloader.dataset, rows, draws_early),  # type: ignore[arg-type]
-        collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
-        num_workers=dataloader.num_workers if keeps_workers else 0,
-    )
+    example = _collate_rows(collate, list(samples[:size]), probes[:size], always_repeat=True)
+    sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
+    if not options.folder:
+        check_fits("ram", sample_nbytes * len(dataset), torch.device("cpu"))
+    chunks = partial(read_all, dataloader, partial(_read_rows, dataset, collate, example), sample_nbytes)
+    contents = options.fingerprint and f"{options.fingerprint}, {len(dataset)} samples, {example.signature}"
+    files = [str(index) for index in range(len(example.tensors))]
+    tensors = store_rows(chunks, len(dataset), replace(options, fingerprint=contents), files)
+    rows = RowTensors(tensors, example.structure)
+    # Gathering a batch takes less time than receiving it from a worker.
+    workers = dataloader.num_workers if order_depends_on_workers(dataloader) else 0
+    decoded = RowDataset(dataset, row_tensors=rows, draws_early=workers < dataloader.num_workers)
+    replacement = DecodedDataLoader.from_original(dataloader, decoded, workers)
     try:
         check_same_batches(dataloader, replacement, with_single_samples=True)
     except DataError as error:
@@ -134,28 +115,13 @@ def replace_by_rows(
     return replacement
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors:
-    """Decode all samples of a dataset into rows like those of an example batch. Raises as `replace_by_rows` does."""
-    dataset: Any = dataloader.dataset
-    size = len(dataset)
-    read = partial(_read_rows, dataset, dataloader.collate_fn, example)
-    sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
-    chunks = partial(read_all, dataloader, read, sample_nbytes)
-    if not options.folder:
-        check_fits("ram", sample_nbytes * size, torch.device("cpu"))
-    contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
-    files = [str(index) for index in range(len(example.tensors))]
-    return RowTensors(store_rows(chunks, size, replace(options, fingerprint=contents), files), example.structure)
-
-
 def _read_rows(
     dataset: Any, collate: Callable[[list[Any]], object], example: RowTensors, indices: range
 ) -> tuple[Tensor, ...]:
     """Decode samples into rows.
 
-    Raises:
-        RandomSampleError: a sample is random.
-        NoRowPerSampleError: samples differ in shape, or collating them is random or gives other rows than `example`.
+    Raises `NoRowPerSampleError` if samples differ in shape, or if collating them is random or gives other rows than
+    `example`, and `RandomSampleError` if a sample is random.
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)

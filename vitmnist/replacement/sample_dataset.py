@@ -11,9 +11,8 @@ from torch.utils.data import DataLoader
 
 from vitmnist.data.random_samples import refuse_random_samples
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset
-from vitmnist.replacement.original_dataloader import check_same_batches, fetch_sample, read_all, rebuild
+from vitmnist.replacement.original_dataloader import check_same_batches, fetch_sample, read_all
 from vitmnist.replacement.split_transforms import SplitTransforms
-from vitmnist.store.read_in_chunks import MapStyleDataset
 from vitmnist.store.rows import StoreOptions
 from vitmnist.store.samples import EncodedSamples, encode_samples, store_samples_in_file, store_samples_in_memory
 
@@ -22,10 +21,6 @@ class SampleDataset(DecodedDataset):
     """A decoded dataset that loads single samples, and applies their random transforms if there are any."""
 
     encoded_samples: EncodedSamples
-
-    def __init__(self, original: MapStyleDataset, samples: EncodedSamples, split: SplitTransforms | None) -> None:
-        super().__init__(original, split)
-        vars(self).update(encoded_samples=samples)
 
     def __getitem__(self, index: int) -> object:
         sample = self.encoded_samples.load(index)
@@ -40,11 +35,6 @@ def replace_by_samples(
     Args:
         examples: some decoded samples that the required memory is estimated from.
         split: has the random transforms to apply in each epoch. None: no sample is random.
-
-    Raises:
-        DataError: a sample cannot be read or stored, or batches differ.
-        OutOfSpaceError: memory or disk is too small.
-        RandomSampleError: a sample is random apart from the transforms of `split`.
     """
     dataset: Any = dataloader.dataset
     decode, size = split.decode if split else dataset.__getitem__, len(dataset)
@@ -56,7 +46,8 @@ def replace_by_samples(
         samples = store_samples_in_file(chunks, size, options.folder, contents, named_tuples)
     else:
         samples = store_samples_in_memory(chunks(), int(sample_nbytes * size))
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=SampleDataset(dataset, samples, split))
+    decoded = SampleDataset(dataset, split, encoded_samples=samples)
+    replacement = DecodedDataLoader.from_original(dataloader, decoded, dataloader.num_workers)
     check_same_batches(dataloader, replacement)
     return replacement
 

@@ -20,8 +20,6 @@ from vitmnist.store.tree import copy_tree, map_leaves
 Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
-TRANSFORM_ATTRIBUTES = ("transform", "transforms")
-"""The attributes of a dataset that are searched for transforms."""
 SPLIT_ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
 
@@ -41,8 +39,8 @@ class ResultPlaceholder(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OpaquePlaceholder:
-    """Replaces a transform's result while a dataset reads a sample. It is no tuple, so a dataset cannot index it."""
+class OpaqueResult:
+    """Replaces a transform's result while a dataset reads a sample. It is no tuple, so a dataset cannot unpack it."""
 
     placeholder: ResultPlaceholder
 
@@ -79,8 +77,8 @@ class CallRecorder:
         call = len(self.calls)
         self.calls.append(RecordedCall(self.attribute, decoded))
         if keyword_inputs:
-            return {name: OpaquePlaceholder(ResultPlaceholder(call, name)) for name in keyword_inputs}
-        outputs = tuple(OpaquePlaceholder(ResultPlaceholder(call, result)) for result in range(len(inputs)))
+            return {name: OpaqueResult(ResultPlaceholder(call, name)) for name in keyword_inputs}
+        outputs = tuple(OpaqueResult(ResultPlaceholder(call, result)) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -113,7 +111,7 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or the result of it ({format_error(error)}); {SPLIT_ADVICE}"
             ) from error
-        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaquePlaceholder) else leaf, sample)
+        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
         return DecodedSample(sample, calls)
 
     def transform(self, decoded: DecodedSample) -> Any:
@@ -129,12 +127,10 @@ class SplitTransforms:
 def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
     """Split each transform attribute of a dataset at its first random transform.
 
+    Raises `RandomSampleError` if a sample is random before its transforms.
+
     Args:
         probes: indices of the samples on which the transforms are tried.
-
-    Raises:
-        DataError: a sample cannot be split.
-        RandomSampleError: a sample is random before its transforms.
     """
     attributes = list(find_transform_attributes(dataset))
     untransformed = SplitTransforms(dataset, attributes, [()] * len(attributes), ())
@@ -153,14 +149,13 @@ def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
 
 
 def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
-    """Yield the owner and the name of each attribute of a dataset that has transforms.
+    """Yield the owner and the name of each attribute `transform` or `transforms` of a dataset.
 
-    Their names are `TRANSFORM_ATTRIBUTES`. For a dataset without them, such as a `Subset` or `ConcatDataset`, the
-    datasets in its attributes are searched.
+    For a dataset without them, such as a `Subset` or `ConcatDataset`, the datasets in its attributes are searched.
     """
     attributes = getattr(dataset, "__dict__", {})
     joint = attributes.get("transforms")
-    candidates = [(dataset, name) for name in TRANSFORM_ATTRIBUTES]
+    candidates = [(dataset, "transform"), (dataset, "transforms")]
     if hasattr(joint, "target_transform"):  # torchvision's pair of transforms of the image and of the target
         candidates[1] = joint, "transform"
     holders = [(owner, name) for owner, name in candidates if callable(getattr(owner, "__dict__", {}).get(name))]

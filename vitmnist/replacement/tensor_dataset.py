@@ -10,7 +10,6 @@ Only the thread of the training loop draws random numbers, in this order:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -20,14 +19,8 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from vitmnist.data.sources import collate_with
 from vitmnist.errors import ConfigError, DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import (
-    DecodedDataLoader,
-    DecodedDataset,
-    DeferredBatch,
-    materialize_or_collate,
-)
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
 from vitmnist.replacement.original_dataloader import order_depends_on_workers, rebuild
-from vitmnist.replacement.sample_dataset import SampleDataset
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
@@ -66,23 +59,13 @@ class PendingSample:
 
 
 class TensorTransformDataset(DecodedDataset):
-    """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors.
-
-    Args:
-        exact: the same samples with PIL images.
-    """
+    """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors."""
 
     encoded_samples: EncodedSamples
 
-    def __init__(self, exact: SampleDataset) -> None:
-        super().__init__(exact.original, exact.split_transforms)
-        vars(self).update(encoded_samples=replace(exact.encoded_samples, as_tensors=True))
-
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         assert self.split_transforms
-        samples = draw_samples(self.encoded_samples, self.split_transforms.random, indices)
-        # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
-        return DeferredBatch(finish_batch, samples, allocate_batches(samples))
+        return draw_batch(self.encoded_samples, self.split_transforms.random, indices)
 
 
 def check_supported(dataloader: DataLoader[Any], split: SplitTransforms) -> None:
@@ -98,24 +81,19 @@ def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Seq
 
     Args:
         exact: the result of `replace_by_samples`.
-        probes: indices of the samples whose pixels are compared.
-
-    Raises:
-        ConfigError: pixels differ by more than rounding.
+        probes: indices of the samples whose pixels are compared. A larger difference raises `ConfigError`.
     """
     images: Any = exact.dataset
-    tensors = TensorTransformDataset(images)
+    encoded = replace(images.encoded_samples, as_tensors=True)
     try:
-        check_rounding(split, probes, images.encoded_samples, tensors.encoded_samples)
+        check_rounding(split, probes, images.encoded_samples, encoded)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    collate = partial(materialize_or_collate, default_collate)
-    return rebuild(exact, ThreadedDataLoader, dataset=tensors, collate_fn=collate)
+    tensors = TensorTransformDataset(images.original, split, encoded_samples=encoded)
+    return rebuild(exact, ThreadedDataLoader, dataset=tensors)
 
 
-def draw_samples(
-    samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
-) -> list[PendingSample]:
+def draw_batch(samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> DeferredBatch:
     """Draw the parameters of the random transforms of each sample from torch's global generator."""
     pipelines = list(map(build_tensor_pipeline, random))
     drawn = []
@@ -124,7 +102,12 @@ def draw_samples(
             decoded, calls = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
             drawn.append(PendingSample(index, decoded, images))
-    return drawn
+    # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
+    batches = [
+        torch.empty((len(drawn), *image.shape), dtype=torch.float32 if image.pipeline.to_float else image.image.dtype)
+        for image in drawn[0].images
+    ]
+    return DeferredBatch(finish_batch, drawn, batches)
 
 
 def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
@@ -134,19 +117,11 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
     return ParameterizedImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
-def allocate_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
-    """Allocate a batch `[B, C, H, W]` for each image of a sample."""
-    return [
-        torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
-        for drawn in samples[0].images
-    ]
-
-
 def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: the result of `allocate_batches`. The images are written into it.
+        batches: a batch `[B, C, H, W]` for each image of a sample. The images are written into it.
     """
 
     def finish_sample(position: slice) -> None:
@@ -196,8 +171,8 @@ def check_rounding(
             seed_generators(0, 0, index)
             expected = default_collate([unnormalized.transform(images.load(index))])
             seed_generators(0, 0, index)
-            samples = draw_samples(tensors, random, [index])
-        actual = finish_batch(samples, allocate_batches(samples))
+            drawn = draw_batch(tensors, random, [index])
+        actual = drawn()
         with as_data_error(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):

@@ -1,9 +1,8 @@
 """Applies torchvision's transforms to uint8 tensors instead of PIL images, and draws their parameters in advance.
 
 To support another random transform, add its name to `SAME_DRAWS_IN_V2`, and an example to `of_either_version` in
-tests/replacement/test_tensor_dataset.py, which compares batches and random numbers with torchvision's. If v1 and v2
-draw different numbers, it belongs in `RANDOM_TRANSFORMS` alone, and v1 needs a case in `_draw_transform`. If it changes
-the shape, `draw_parameters` needs the new shape. `check_rounding` compares the pixels with PIL's in each use.
+tests/replacement/test_tensor_dataset.py. If v1 and v2 draw different numbers, add it to `RANDOM_TRANSFORMS` alone, and
+`_draw_transform` needs a case for v1. If it changes the shape, `draw_parameters` needs the new shape.
 """
 
 import inspect

@@ -73,14 +73,13 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     if rows:
         yield _draw_times(comparison, rows)
     curves: dict[tuple[float, ...], str] = {}
-    has_settings = len({row.label_without_loader for row in comparison.rows}) > 1
     for row in comparison.sorted_rows:
-        for run in [comparison.best_run(row)] if has_settings else row.runs:
+        setting = row.label_without_loader
+        for run in [comparison.best_run(row)] if setting else row.runs:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
-                # Settings with equal losses, as with other loaders, have one curve.
+                # Runs with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
-                setting = row.label_without_loader
-                curves.setdefault(losses, comparison.numbers.get(setting, setting) if has_settings else "")
+                curves.setdefault(losses, comparison.numbers.get(setting, setting) or run.seeds)
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
@@ -96,19 +95,18 @@ def _draw_quality(comparison: Comparison) -> Figure:
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
-    figure, axes = _create_rows(f"{comparison.title(metric)} ({comparison.selected_epoch})", legend, len(groups))
-    labels = [comparison.numbers.get(label, label) or "all runs" for label, _ in groups]
-    means = [fmean(values.values()) for _, values in groups]
-    seeds = [value for _, values in groups for value in values.values()]
-    width = DOT_WIDTH * (max(seeds) - min(seeds))
-    for position, (_, values) in enumerate(groups):
-        _label_row(axes, position, labels[position], format_quality(metric, means[position]))
+    selected_epoch = {"validation": " (best epoch)", "test": " (last epoch)"}.get(comparison.eval_split, "")
+    figure, axes = _create_rows(comparison.title(metric) + selected_epoch, legend, len(groups))
+    every_value = [value for _, values in groups for value in values.values()]
+    width = DOT_WIDTH * (max(every_value) - min(every_value))
+    for position, (label, by_seed) in enumerate(groups):
+        values, mean = sorted(by_seed.values()), fmean(by_seed.values())
+        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", format_quality(metric, mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
-            axes.plot(means[position], position, **tick)
-        accuracies = sorted(values.values())
-        below = [sum(value - width < other for other in accuracies[:index]) for index, value in enumerate(accuracies)]
-        axes.plot(accuracies, [position - STACK_STEP * count for count in below], **dot)
+            axes.plot(mean, position, **tick)
+        below = [sum(value - width < other for other in values[:index]) for index, value in enumerate(values)]
+        axes.plot(values, [position - STACK_STEP * count for count in below], **dot)
     return figure
 
 
@@ -133,12 +131,10 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             time = f"{format_seconds(line.epoch_s.median)} s{f', {ratio}' if ratio else ''}"
             _label_row(axes, position, line.loader if has_headings else setting, time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
-    keys = {
-        "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        f"×: to the fastest{' of its setting' * has_headings}": is_compared,
-    }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
-    axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
+    if any(row.epoch_s and row.epoch_s.n > 1 for row in rows):
+        ratio_key = f"; ×: to the fastest{' of its setting' * has_headings}" * is_compared
+        axes.set_xlabel(f"whiskers: range{ratio_key}", loc="left")
     return figure
 
 
@@ -158,24 +154,15 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: s
 
 
 def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
-    """Draw the curves of the best, the middle and the worst of some settings; `ranked` has the best first.
-
-    Curves without a label are those of the seeds of a single setting, and all of them are drawn.
-    """
-    has_settings = all(label for _, label in ranked)
+    """Draw the curves of the best, the middle and the worst setting, or run; `ranked` has the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
-    if not has_settings:
-        names = dict.fromkeys(range(len(ranked)), "best")
     lines = []
     for index, name in sorted(names.items()):
-        losses, label = ranked[index]
-        colour, style = CURVES[name]
-        text = _shorten(f"{name}: {label}", LINE_LENGTH - 6) if has_settings else "a seed"
-        epochs = range(1, len(losses) + 1)
-        lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
-    legend = lines if has_settings else lines[:1]
-    figure, axes = _create_panel(title, legend, CURVES_HEIGHT, columns=1, left=0.5)
+        (losses, label), (colour, style) = ranked[index], CURVES[name]
+        text = _shorten(f"{name}: {label}", LINE_LENGTH - 6)
+        lines.append(Line2D(range(1, len(losses) + 1), losses, color=colour, linestyle=style, marker=".", label=text))
+    figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5)
     axes.set_xlabel("epoch", loc="left")
     for line in lines:
         axes.add_line(line)

@@ -18,8 +18,7 @@ CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a vali
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    has_choice = comparison.quality_differs or any(len(values) > 1 for values in comparison.quality_by_seed.values())
-    choice = CHOSEN_ON_TEST if has_choice and comparison.eval_split == "test" else ""
+    choice = CHOSEN_ON_TEST if comparison.quality_differs and comparison.eval_split == "test" else ""
     quality = summarize_quality(comparison), summarize_noise(comparison), choice
     sentences = *quality, *summarize_times(comparison), summarize_launches(comparison)
     return [*map(round_floats, filter(None, sentences))]
@@ -57,9 +56,9 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline; empty if it may be noise, or with fewer than three rounds."""
+    """Format the ratio to the baseline; empty if it may be noise, with fewer than three rounds or with other rounds."""
     baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
-    if not baseline or not ratio or not ratio.is_clear:
+    if not baseline or not ratio or not ratio.is_clear or row.rounds.keys() != baseline.rounds.keys():
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
@@ -74,7 +73,7 @@ def _count(values: Mapping[str, float]) -> str:
 
 def summarize_noise(comparison: Comparison) -> str:
     """Say whether the best setting leads by more than the noise over the seeds; empty if all have the same quality."""
-    if not comparison.quality_differs:
+    if not comparison.leads:
         return ""
     best, leads = next(iter(comparison.quality_by_seed.values())), [*comparison.leads.values()]
     # A lead that is the same with every seed does not show the noise.
@@ -93,9 +92,7 @@ def summarize_noise(comparison: Comparison) -> str:
 
 def _list_names(names: Sequence[str]) -> str:
     """List at most three names, and count the others."""
-    count = len(names) - 3
-    *first, last = [*names[:3], *([f"{count} other{'s' * (count > 1)}"] if count > 0 else [])]
-    return f"{', '.join(first)} and {last}" if first else last
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def summarize_times(comparison: Comparison) -> list[str]:
@@ -127,25 +124,20 @@ def summarize_launches(comparison: Comparison) -> str:
 
 def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRow]) -> str:
     """Name the row with the lowest time, and say which others take longer beyond noise."""
-    best = rows[0]
+    best, *others = rows
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
-    name = best.loader if has_loaders else best.label
+    names = {row: row.loader if has_loaders else row.label for row in rows}
     title = f"Lowest time at {comparison.numbers.get(setting, setting)}" if setting else "Lowest time"
-    ratios = {row: ratio for row in rows if (ratio := comparison.ratio(row))}
-    slower = [f"{row.loader} takes {ratio}" for row, ratio in ratios.items() if ratio.is_clear]
-    others = [row.loader for row, ratio in ratios.items() if not ratio.is_clear]
-    answer = [f"{title}: {name}, {_format_time(best.epoch_s)}."]
-    if ratios and not slower:
-        kind = "loader" if has_loaders else "configuration"
-        answer.append(f"No other {kind} differs beyond noise ({best.epoch_s.n} rounds).")
-    elif has_loaders and ratios:
-        noise = f"; {' and '.join(others)} {'are' if len(others) > 1 else 'is'} within noise of it" if others else ""
-        answer.append(f"Compared within each round, {', '.join(slower)}{noise}.")
-    elif others:
-        answer.append(f"Within noise of it: {len(others)} of {len(ratios)} others.")
-    if missing := [row.loader or row.label for row in rows[1:] if row not in ratios]:
-        answer.append(f"Not compared, with fewer than {MIN_ROUNDS} rounds in common: {', '.join(missing)}.")
+    ratios = {row: comparison.ratio(row) for row in others}
+    answer = [f"{title}: {names[best]}, {_format_time(best.epoch_s)}."]
+    slower = [f"{names[row]} takes {ratio}" for row, ratio in ratios.items() if ratio and ratio.is_clear]
+    if slower and has_loaders:
+        answer.append(f"Compared within each round, {', '.join(slower)}.")
+    if within_noise := [names[row] for row, ratio in ratios.items() if ratio and not ratio.is_clear]:
+        answer.append(f"Within noise of it: {_list_names(within_noise)}.")
+    if missing := [names[row] for row, ratio in ratios.items() if not ratio]:
+        answer.append(f"Not compared, with fewer than {MIN_ROUNDS} rounds in common: {_list_names(missing)}.")
     return " ".join(answer)
 
 

@@ -35,8 +35,8 @@ Formatter = Callable[[str], str]
 """Formats a text for Markdown or a terminal."""
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
 """The template of the page, and the text that explains a report."""
-MARK, WITHIN_NOISE = "†", "within noise of the best"
-"""The mark of a quality that the seeds do not separate from the best one, and its explanation."""
+MARK = "†"
+"""The mark of a quality that the seeds do not separate from the best one."""
 RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 
@@ -91,12 +91,14 @@ def _format_section(
     """Format the date with machine and data, the sentences, and both tables of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
-        first += f" Best run: {link(_relative_folder(comparison.best_run(comparison.sorted_rows[0]), output))}"
+        best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
+        first += f" Best run: {link(_relative_folder(comparison.best_run(best), output))}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
     main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
-    return [about, first, *others, main + f"\n\n{MARK} {WITHIN_NOISE}" * bool(comparison.within_noise), details]
+    note = f"\n\n{MARK} within noise of the best" * bool(comparison.within_noise)
+    return [about, first, *others, main + note, details]
 
 
 def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:

@@ -32,7 +32,7 @@ AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: t
 """The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
 
 
-class ModelAndLoss(nn.Module):
+class ForwardPass(nn.Module):
     """Preprocessing, model, loss and metrics as one module that can be compiled, captured or wrapped by DDP.
 
     With `precision=bf16` or `fp16`, the model runs under `torch.autocast`; the weights, the gradients and the loss are
@@ -140,7 +140,7 @@ class Execution:
 
     def _build_module(self) -> None:
         """Build the module that computes the loss: eager, compiled or graphed. `distribute` wraps it with DDP."""
-        module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
+        module = ForwardPass(self.model, self.preprocess, self.options.precision, self.loss)
         self._mix_batch = self.preprocess.mix_batch
         if self.options.compile:  # The first call compiles.
             module.compile(fullgraph=True, dynamic=False)

@@ -52,7 +52,7 @@ def train_epoch(
     loader.sampler.sample_ids(progress.epoch + 1, len(loader.sampler), step.device)
     timer.stop()
     if skipped_steps := step.pop_skipped_steps():
-        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
+        log.info("trainer.precision=fp16: %d steps overflowed, and were skipped", skipped_steps)
     return progress.compute()
 
 

@@ -112,7 +112,8 @@ def build_model(
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model"
+            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model "
+            "(HYDRA_FULL_ERROR=1 shows the traceback)"
         ) from error
     return model
 

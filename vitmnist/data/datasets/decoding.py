@@ -111,12 +111,12 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     listing = _sort_and_divide(options.list_images(), options.test_share)
     # Refuse classes and sizes before anything is decoded.
     classes = listing.find_classes()
-    options.select_rows(len(listing.splits["train"]), len(listing.splits.get("test", ())))
+    options.select_rows({split: len(images) for split, images in listing.splits.items()})
     new_metadata: dict[str, Any] = {}
     (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
         _fingerprint(listing, options),
-        listing.num_images,
+        sum(map(len, listing.splits.values())),
         partial(_decode, listing, options, new_metadata),
         new_metadata,
         names=("images",),
@@ -125,7 +125,8 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
-            *(listing.folder, deviation),
+            listing.folder,
+            deviation,
         )
     if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
@@ -158,9 +159,8 @@ def _sort_and_divide(listing: ImageListing, test_share: float) -> ImageListing:
 
 
 def _make_unreadable_error(unreadable: Mapping[str, str], listing: ImageListing, advice: str) -> DataError:
-    shown = [*unreadable.values()][:MAX_NAMED_FILES]
-    problem = f"{len(unreadable)} of {listing.num_images} images cannot be read, such as:"
-    return DataError("\n".join([problem, *shown, advice]))
+    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, listing.splits.values()))
+    return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
 
 
 def _drop_unreadable(listing: ImageListing, unreadable: Mapping[str, str], classes: Sequence[str]) -> ImageListing:
@@ -189,9 +189,9 @@ def _make_splits(
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     if images.shape[1:] != options.shape:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
-    train_rows, test_rows = options.select_rows(sizes["train"], sizes.get("test", 0))
-    rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
+    rows = options.select_rows(sizes)
+    train = images[rows["train"]]
+    mean, std = compute_statistics(train) if options.train_size else (metadata["mean"], metadata["std"])
     label_of = {name: label for label, name in enumerate(classes)}
     splits: dict[str, Any] = {}
     for (split, class_of), part in zip(listing.splits.items(), images.split([*sizes.values()]), strict=True):
@@ -200,7 +200,7 @@ def _make_splits(
         full_split = Split(
             part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256
         )
-        splits[split] = full_split.subset(rows_to_use[split])
+        splits[split] = full_split.subset(rows[split])
     return splits
 
 

@@ -25,8 +25,8 @@ class ImageFolderOptions(DecodingOptions):
     def list_images(self) -> ImageListing:
         folder = Path(self.path).expanduser().absolute()
         if not folder.is_dir():
-            advice = "it must hold a folder per class"
-            raise ConfigError(f"data.dataset.path={self.path}: there is no such folder; {advice}")
+            problem = "there is no such folder; it must hold a folder per class"
+            raise ConfigError(f"data.dataset.path={self.path}: {problem}")
         if not self.labels:
             return ImageListing(folder, list_splits(folder), self.reader)
         splits, folds = read_label_table(Path(self.labels).expanduser(), self.columns, self.suffix, folder)
