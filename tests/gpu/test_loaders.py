@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.augment.test_compose import PRESETS, configured
+from tests.augment.test_compose import PRESETS, preset_of
 from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.contract import check_contract
 from vitmnist import make_loader
@@ -39,7 +39,7 @@ def test_contract_on_the_gpu(label: str, tiny: Dataset, tmp_path: Path) -> None:
 # Build these during collection, so that an operation or preset that cannot be built is found without a GPU.
 AUGMENTS = {
     **{name: Compose([{"name": name}]) for name in OPERATIONS.members()},
-    **{f"preset {name}": configured(f"data/augment={name}") for name in PRESETS if name != "none"},
+    **{f"preset {name}": preset_of(name) for name in PRESETS if name != "none"},
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.augment.test_compose import configured
+from tests.augment.test_compose import preset_of
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
 from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.processes import free_port
@@ -64,7 +64,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
 ) -> None:
     """The step uses all options. The first epoch is a warm-up."""
     graph = "graph" in form
-    options = {"augment": configured(f"data/augment={preset}"), "decay": 0.9, "smoothing": 0.1, **form}
+    options = {"augment": preset_of(preset), "decay": 0.9, "smoothing": 0.1, **form}
     step = test_step.make_step(tiny, device=cuda, steps=100, **options)
     batches, maxima = step.batches, []
     with test_step.make_loader(tiny, name, device=cuda) as loader:
