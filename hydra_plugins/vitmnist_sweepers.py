@@ -93,7 +93,6 @@ class SearchSweeper(Sweeper):
         for first in range(0, self.n_trials, self.n_jobs):
             trials = [study.ask(space) for _ in range(first, min(first + self.n_jobs, self.n_trials))]
             jobs = [[*fixed, *(f"{key}={value}" for key, value in trial.params.items())] for trial in trials]
-            self.validate_batch_is_legal(jobs)
             returned = self.launcher.launch(jobs, initial_job_idx=first)
             # The next trials depend on these results.
             if any(map(_is_unfinished, returned)):
