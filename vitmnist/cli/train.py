@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, parse_arguments
+from vitmnist.cli.arguments import Arguments, lazy_help_accepted, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, results_in_message
 from vitmnist.cli.resume import merge_overrides, print_if_completed
@@ -94,7 +94,7 @@ def print_information(argv: list[str]) -> bool:
     if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
     # Let Hydra raise errors instead of printing them.
-    with env_override({"HYDRA_FULL_ERROR": "1"}):
+    with env_override({"HYDRA_FULL_ERROR": "1"}), lazy_help_accepted():
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
 

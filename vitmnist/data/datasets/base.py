@@ -206,8 +206,8 @@ DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __packag
 class SizeOptions(DatasetOptions):
     """Limits the splits to their first `train_size` and `test_size` images; None uses all."""
 
-    train_size: int | None = config_field(None, at_least=1)
-    test_size: int | None = config_field(None, at_least=1)
+    train_size: int | None = config_field(None, at_least=1, selects="train")
+    test_size: int | None = config_field(None, at_least=1, selects="test")
 
     def select_rows(self, train: int, test: int) -> tuple[slice, slice]:
         """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
