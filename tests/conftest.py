@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -43,6 +44,7 @@ Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Printed = Callable[..., str]  # The type of `output_of`, `succeed` and `refuse`
 Start = Callable[..., TrainProcess]
 StartRanks = Callable[..., TrainRanks]
+AddMembers = Callable[..., None]
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -78,6 +80,13 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem and nextitem.path != item.path:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def add_members() -> Iterator[AddMembers]:
+    """Add or replace members of a registry until the test ends: `add_members(MODELS, cnn=(CNNOptions, build))`."""
+    with ExitStack() as stack:
+        yield lambda registry, **members: stack.enter_context(registry.temporarily(**members))
 
 
 def write_idx(path: Path, array: torch.Tensor) -> None:

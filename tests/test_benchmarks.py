@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.scripts.loader_chart import draw, read_times
+from docs.scripts.loader_chart import LAYOUTS, draw, read_times
 from tests.conftest import REPOSITORY, Printed
 from tests.support.pages import FEW, commands
 from vitmnist.models.vit import ViT, ViTOptions
@@ -60,15 +60,17 @@ def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> 
     times = read_times(REPOSITORY / "benchmarks" / "results" / "sweep-cpu" / "report.csv")
     assert [*times] == ["100", "500"]
     assert [*times["100"]] == [*times["500"]], "rows can be compared across batch sizes"
-    figure = draw(times, "light")
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-    ends = [text.replace("×", "").split(" s") for text in texts if " s" in text and text[0].isdigit()]
-    assert [float(seconds) for seconds, _ in ends] == pytest.approx(
-        [time.seconds for loaders in times.values() for time in loaders.values()], rel=0.005
+    wide, narrow = (
+        [text.get_text() for axes in draw(times, "light", layout).axes for text in axes.texts]
+        for layout in LAYOUTS.values()
     )
+    assert set(wide) == set(narrow)
+    texts = wide
+    seconds = [float(text.removesuffix(" s")) for text in texts if text.endswith(" s")]
+    ratios = [float(text.removesuffix("×")) for text in texts if text.endswith("×")]
+    assert seconds == [round(time.seconds, 2) for loaders in times.values() for time in loaders.values()]
     (caption,) = (line for line in (REPOSITORY / "README.md").read_text().splitlines() if "<picture>" in line)
     for first in (0, 4):
-        panel = [(float(seconds), float(ratio)) for seconds, ratio in ends[first : first + 4]]
-        fastest, slowest = min(panel), max(panel)
-        assert [ratio for _, ratio in panel] == [pytest.approx(time / fastest[0], abs=0.05) for time, _ in panel]
-        assert str(slowest[1]) in caption
+        panel = seconds[first : first + 4]
+        assert ratios[first : first + 4] == pytest.approx([time / min(panel) for time in panel], abs=0.005)
+        assert str(max(ratios[first : first + 4])) in caption

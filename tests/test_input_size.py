@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import Printed, result_of
+from tests.conftest import AddMembers, Printed, result_of
 from tests.data.datasets.test_image_folder import folder
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import FORMATS
@@ -62,13 +62,13 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
 
 
 def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
-    smaller: list[str], refuse: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smaller: list[str], refuse: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
     """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
     assert "data.crop_size=12: must be at most the size of the images, 9×9" in refuse(*smaller, "data.dataset.size=9")
     rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": rigid})
+    add_members(MODELS, cnn=rigid)
     # From torch 2.15 on, the message names the operation.
     message = (
         r"model=cnn: fails on images \[3, 12, 12\]: RuntimeError: (addmm: )?mat1 and mat2 shapes cannot be multiplied"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import Printed, Train, assert_same_run, assert_same_weights, result_of
+from tests.conftest import AddMembers, Printed, Train, assert_same_run, assert_same_weights, result_of
 from tests.support.fake_queue import simulate_gpus
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, ExitCode
@@ -25,7 +25,7 @@ from vitmnist.runtime.random_state import seed_rank
 
 
 def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_built(
-    refuse: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch
+    refuse: Printed, quick: list[str], monkeypatch: pytest.MonkeyPatch, add_members: AddMembers
 ) -> None:
     """Graphs are captured on the current GPU; torch reads CUBLAS_WORKSPACE_CONFIG at the first matrix product."""
     simulate_gpus(monkeypatch, 2)
@@ -33,7 +33,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, calls.build)})
+    add_members(MODELS, cnn=(CNNOptions, calls.build))
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -79,10 +79,10 @@ def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
 
 
 def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
-    quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
     dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": dropping})
+    add_members(MODELS, cnn=dropping)
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
@@ -90,12 +90,12 @@ def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
 
 
 def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
-    runs: Path, succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: Path, succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
     """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
     shutil.copytree(runs / "cut", tmp_path / "cut")
     count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
-    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"labelled": count})
+    add_members(METRICS, labelled=count)
     printed = succeed("resume=cut", "max_minutes=null")
     assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
     assert_same_weights(runs / "whole", tmp_path / "cut")
@@ -106,14 +106,14 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
 
 @pytest.mark.parametrize("counts", ["mean", "padding", "each"])
 def test_a_metric_that_is_no_sum_over_the_images_is_refused(
-    counts: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+    counts: str, quick: list[str], refuse: Printed, add_members: AddMembers
 ) -> None:
     def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         right = logits.argmax(dim=1) == labels
         return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
     wrong = BatchMetric("%", tag="wrong"), compute
-    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"wrong": wrong})
+    add_members(METRICS, wrong=wrong)
     assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)
 
 
@@ -138,9 +138,9 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_are_trained_saved_and_evaluated(
-    quick: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick: list[str], succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, Tied)})
+    add_members(MODELS, cnn=(CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

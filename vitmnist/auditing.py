@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import islice, zip_longest
 from multiprocessing.process import BaseProcess
@@ -98,6 +97,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     with preserve_random_state():
         for name, check in checks.items():
             try:
+                loader.epochs = loader.epochs or loader.read_epochs()
                 result = CheckResult(name, "ok", check())
             except SkipTest as reason:
                 result = CheckResult(name, "not checked", str(reason))
@@ -108,7 +108,7 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
                 result = CheckResult(name, "FAILED", detail)
             print(AuditReport((result,)), flush=True)  # Some loaders take seconds to start.
             results.append(result)
-            if "epochs" not in vars(loader):  # Without batches, nothing else can be checked.
+            if not loader.epochs:  # Without batches, nothing else can be checked.
                 break
     return AuditReport(tuple(results))
 
@@ -120,6 +120,8 @@ class _AuditedLoader:
     build: Callable[..., Any]
     data: AuditDataset
     settings: dict[str, int]
+    epochs: list[list[ProbeBatch]] = field(default_factory=list)
+    """Epochs 0 and 1 with the default settings; empty before they are read."""
     labels: torch.Tensor | None = None
     """The label of each sample if the loader balances classes; None if it delivers each index once."""
 
@@ -140,9 +142,8 @@ class _AuditedLoader:
                 raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
         return epochs
 
-    @cached_property
-    def epochs(self) -> list[list[ProbeBatch]]:
-        """Epochs 0 and 1 with the default settings. A loader that refuses random samples gets constant samples."""
+    def read_epochs(self) -> list[list[ProbeBatch]]:
+        """Read `epochs`. A loader that refuses random samples gets constant samples."""
         try:
             return self.read()
         except UserError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import import_module
@@ -60,6 +61,16 @@ class Registry(Generic[Declaration, Function]):
         """Return a member, or None. Installed packages are imported only if the package has no such member."""
         import_members(self.package)
         return self._members.get(str(name)) or self.members().get(str(name))
+
+    @contextmanager
+    def temporarily(self, **members: tuple[Declaration, Function]) -> Iterator[None]:
+        """Add or replace members, such as in a test; on exit from the block, restore the members from before."""
+        before = self.members()
+        self._members = before | members
+        try:
+            yield
+        finally:
+            self._members = before
 
 
 @dataclass

@@ -19,10 +19,11 @@ from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.manager import CheckpointManager, read_checkpoint_to_resume
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.data.sampler import EpochSampler, build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
+from vitmnist.losses import LOSSES
 from vitmnist.metrics.epoch_record import Monitor, check_metrics
 from vitmnist.metrics.epoch_table import SAVE_S, find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
@@ -45,12 +46,12 @@ from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import AfterStep, Predictions, evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.setup import (
-    build_loss,
     build_model,
     check_batch_metrics,
     check_batch_norm,
     check_config,
     check_eval_split,
+    check_loss,
     check_model,
     check_same_on_machines,
     find_pretrained,
@@ -124,6 +125,7 @@ class Trainer:
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, record_outcome(result, config, stop, world), ExitStack() as loggers:
+            # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
@@ -132,6 +134,7 @@ class Trainer:
                 # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
                 step.prepare(loaders.train)
                 self.distribute(step)
+                # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
                 seed_rank(config.seed, world.rank)
                 self.record_setup(dataset, step, loaders.train)
                 checkpoints = CheckpointManager(config, dataset, step, result, stop, world)
@@ -145,7 +148,7 @@ class Trainer:
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
                 # A resumed run first completes the epoch in which it stopped.
-                while progress.accumulator.num_batches > 0 or not self.is_done():
+                while progress.num_batches > 0 or not self.is_done():
                     with self.progress_bar(progress, loaders, checkpoints) as after_step:
                         train_metrics = train_epoch(step, loaders.train, progress, after_step)
                         eval_metrics, predictions = evaluate(
@@ -188,7 +191,7 @@ class Trainer:
         dataset = prepare_splits(read_dataset(config, world), config)
         check_eval_split(dataset, config)
         check_same_on_machines(dataset, config, world)
-        sampler = build_sampler(
+        sampler = EpochSampler(
             len(dataset.train),
             config.batch_size,
             seed=config.seed,
@@ -207,7 +210,8 @@ class Trainer:
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
         model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
-        loss = build_loss(config.loss, train, device, preprocess.has_mixing)
+        check_loss(config.loss, train, preprocess.has_mixing)
+        loss = LOSSES.build(config.loss, train.labels, train.classes, device)
         check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
@@ -250,7 +254,7 @@ class Trainer:
         # the sizes of the ranks can differ by one image.
         world = self.world
         batch_size = world.broadcast_object(lambda: step.execution.microbatch_size) * world.size
-        sampler = build_sampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
+        sampler = EpochSampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
     def _time_loaders(
@@ -326,7 +330,7 @@ class Trainer:
         with tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
-            initial=progress.accumulator.num_batches,
+            initial=progress.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,

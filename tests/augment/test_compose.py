@@ -14,7 +14,7 @@ from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, DataConfig
 from vitmnist.config.validation import validate
-from vitmnist.data.sampler import build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
                 epochs.append(torch.cat([preprocess(images, keys) for (images, _), keys in batches]))
     assert all(torch.equal(epoch, epochs[0]) for epoch in epochs)
     normalised = Preprocess(data)(data.images)
-    sampler = build_sampler(23, 5, seed=3, shuffle=shuffle, labels=data.labels)
+    sampler = EpochSampler(23, 5, seed=3, shuffle=shuffle, labels=data.labels)
     assert not torch.equal(epochs[0], normalised[sampler.sample_ids(1) % 23])
     assert torch.equal(preprocess(data.images), normalised)  # without keys, as in an evaluation
     (batch, *_), (drawn, *_) = (sampler.sample_ids(1) % 23).split(5), preprocess.keys(sampler, 1)

@@ -129,7 +129,7 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
-        ({"folds": 3}, "data.folds=3 data.fold=None: data.fold must be one of 0, 1, 2; -m trains several"),
+        ({"folds": 3}, "data.folds=3 data.fold=null: data.fold must be one of 0, 1, 2; -m trains several"),
         ({"fold": 0}, "there are no folds; set data.folds=5, or give a table of labels a column of folds"),
         ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import BRIEF, Train, assert_same_run, result_of
+from tests.conftest import BRIEF, AddMembers, Train, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
@@ -24,7 +24,7 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import StoreOptions
-from vitmnist.timing.benchmark import LoaderCandidate
+from vitmnist.timing.benchmark import LoaderCandidate, Measurement
 
 CPU = torch.device("cpu")
 SAMPLER = EpochSampler(23, 2, 0)
@@ -33,24 +33,18 @@ MAPPED = TensorSet(TENSORS.images, TENSORS.labels, is_mapped=True)
 
 
 class DirectLoader(Loader):
-    """Reads each batch from the data that it is built from."""
+    """Reads each batch from the source that it is built from."""
 
-    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        self.data = data
+        self.source = source
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from map(self.data.read, self.sampler.batches(epoch, start))
+        yield from map(self.source.read, self.sampler.batches(epoch, start))
 
 
 @pytest.fixture
-def own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restores the registry after the test."""
-    monkeypatch.setattr(LOADERS, "_members", LOADERS.members())
-
-
-@pytest.fixture
-def registered(own_loaders: None) -> None:
+def registered(add_members: AddMembers) -> None:
     """The loaders `slow`, which takes 30 ms a batch, and `broken`."""
 
     class Slow(DirectLoader):
@@ -63,8 +57,7 @@ def registered(own_loaders: None) -> None:
         def __init__(self, *parts: object) -> None:
             raise DataError("its disk is gone")
 
-    LOADERS.register("slow")(Slow)
-    LOADERS.register("broken")(Broken)
+    add_members(LOADERS, slow=(NoOptions, Slow), broken=(NoOptions, Broken))
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
@@ -99,13 +92,11 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
     assert timing.epoch_s.n == 1
 
 
-@pytest.mark.usefixtures("own_loaders")
-def test_a_file_is_not_written_if_memory_holds_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_written_if_memory_holds_the_samples(add_members: AddMembers) -> None:
     """Any other registered loader is a candidate."""
-    LOADERS.register("own")(DirectLoader)
-    monkeypatch.setattr(LOADERS, "_members", {name: LOADERS.find(name) for name in ("auto", "cache", "own", "ram")})
+    add_members(LOADERS, own=(NoOptions, DirectLoader))
     selection, _ = select_loader(AutoOptions(batches=5), TENSORS, SAMPLER, CPU, LoaderCandidate)
-    assert [timing.name for timing in selection.candidates] == ["ram", "own"]
+    assert {timing.name for timing in selection.candidates} == {*LOADERS.members()} - {"auto", "cache"}
 
 
 def test_a_mapped_dataset_is_read_once_for_all_candidates_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +131,11 @@ class RunningMean(torch.nn.Module):
 
 
 def test_a_run_with_auto_learns_the_same_weights(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_here: Train, quick: list[str], tmp_path: Path, add_members: AddMembers
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
     model = CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts))
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
+    add_members(MODELS, cnn=model)
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
@@ -193,11 +184,11 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
 ) -> None:
     """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_window = [], []
-    time_window = LoaderCandidate.time_window
+    time_window = Measurement.time_window
 
-    def timed(candidate: LoaderCandidate, *parts: object) -> None:
+    def timed(measurement: Measurement, *parts: object) -> None:
         before = len(compiled)
-        time_window(candidate, *parts)
+        time_window(measurement, *parts)
         compiled_in_window.append(len(compiled) - before)
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
@@ -205,7 +196,7 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
         return graph.forward
 
     torch.compiler.reset()
-    monkeypatch.setattr(LoaderCandidate, "time_window", timed)
+    monkeypatch.setattr(Measurement, "time_window", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
     ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import Printed, Train
+from tests.conftest import AddMembers, Printed, Train
 from vitmnist.losses import LOSSES
 from vitmnist.losses.cross_entropy import CrossEntropyOptions
 from vitmnist.models import MODELS
@@ -69,11 +69,11 @@ def test_vit_equals_the_formulas_of_the_articles(shape: tuple[int, int, int]) ->
 
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_a_model_has_an_output_for_each_class(
-    outputs: int, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+    outputs: int, quick: list[str], refuse: Printed, add_members: AddMembers
 ) -> None:
     """With more outputs, the model would train and predict classes that do not exist."""
     wrong = (CNNOptions, lambda options, shape, classes: CNN(options, shape, outputs))
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": wrong})
+    add_members(MODELS, cnn=wrong)
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
 
@@ -99,9 +99,9 @@ class Wrapped(nn.Module):
     ids=["constructor", "forward", "sweep"],
 )
 def test_a_bug_in_a_model_is_shown_with_its_traceback(
-    build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+    build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, add_members: AddMembers
 ) -> None:
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, build)})
+    add_members(MODELS, cnn=(CNNOptions, build))
     ended = train_here(*sweep, *quick)
     assert ended.returncode == 1
     for part in ("Traceback", "test_models.py", "has no attribute 'missing'"):
@@ -122,17 +122,17 @@ class Put(torch.autograd.Function):
 
 @pytest.mark.parametrize("where", ["forward", "backward", "loss", "data/loader=auto"])
 def test_an_operation_without_a_deterministic_form_ends_the_run_with_the_key(
-    where: str, quick: list[str], refuse: Printed, monkeypatch: pytest.MonkeyPatch
+    where: str, quick: list[str], refuse: Printed, add_members: AddMembers
 ) -> None:
     def put(logits: Tensor, *targets: Tensor) -> Tensor:
         return logits.put(torch.tensor([0]), torch.ones(1))
 
     if where == "loss":
         loss = CrossEntropyOptions, lambda *args: put
-        monkeypatch.setattr(LOSSES, "_members", LOSSES.members() | {"cross_entropy": loss})
+        add_members(LOSSES, cross_entropy=loss)
     else:
         model = CNNOptions, lambda *args: Wrapped(CNN(*args), put if where == "forward" else Put.apply)
-        monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
+        add_members(MODELS, cnn=model)
     typed = ["data/loader=auto", "data.loader.seconds=0.1"] if "auto" in where else []
     printed = refuse(*quick, *typed, "trainer.deterministic=true")
     torch.use_deterministic_algorithms(False)

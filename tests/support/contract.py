@@ -12,7 +12,7 @@ from vitmnist.auditing import find_leftovers, find_running
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Shuffle
 from vitmnist.data.datasets.base import Split
-from vitmnist.data.sampler import build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import Data, DatasetSource, SampleSource, TensorSet, as_source
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.make_loader import make_loader
@@ -52,7 +52,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
 
     def check(batches: Any, part: SampleSource, epoch: int, start: int = 0, **order: Any) -> None:
         values = {"shuffle": "sample", "drop_last": False, **order}
-        sampler = build_sampler(len(part), BATCH_SIZE, seed=SEED, labels=classes_of(part), **values)
+        sampler = EpochSampler(len(part), BATCH_SIZE, seed=SEED, labels=classes_of(part), **values)
         ids = iter(sampler.sample_ids(epoch, start).tolist())
         for indices, batch in zip_longest(sampler.batches(epoch, start), batches):
             rows = torch.arange(len(part))[indices].tolist()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import Printed, Start, Train, result_of
+from tests.conftest import AddMembers, Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_record import check_metrics
@@ -61,11 +61,11 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
         check_metrics({"eval_mcc": -0.03, name: value}, "epoch 1")
 
 
-def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"late": (BatchMetric("%", tag="late"), max)})
+    add_members(METRICS, late=(BatchMetric("%", tag="late"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
-    monkeypatch.setattr(METRICS, "_members", METRICS.members() | {"loss": (BatchMetric("%", tag="other"), max)})
+    add_members(METRICS, loss=(BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
         build_epoch_table()
 

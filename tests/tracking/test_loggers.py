@@ -78,7 +78,7 @@ def test_each_start_is_a_run_of_mlflow_with_all_epochs(
     ):
         history = client.get_metric_history(completed.info.run_id, tag)
         assert [(metric.step, metric.value) for metric in history] == [*enumerate(values, 1)]
-    assert any(name.startswith("various_f1/") for name in completed.data.metrics)
+    assert any(name.startswith("verbose_f1/") for name in completed.data.metrics)
     images = [file.path for file in client.list_artifacts(completed.info.run_id, "images")]
     assert any("confusion_matrix" in path for path in images)
     (tmp_path / "mlflow.db").write_text("damaged")

@@ -102,5 +102,5 @@ def test_the_confusion_matrix_and_the_metrics_of_each_class_are_those_of_evaluat
     assert recorded == {row["class"]: {name: row[name] for name in ("precision", "recall", "f1")} for row in evaluated}
     for label, values in recorded.items():
         for name, value in values.items():
-            assert (f"various_{name}/{label}" in shown.Tags()["scalars"]) >= (value is not None)
+            assert (f"verbose_{name}/{label}" in shown.Tags()["scalars"]) >= (value is not None)
     assert "completed, epoch 2/2" in succeed("resume=run", "log.per_class=false")

@@ -167,13 +167,12 @@ class Tuned(nn.Module):
 
 
 @torch._dynamo.config.patch(error_on_recompile=True)
+@MODELS.temporarily(tuned=(NoOptions, Tuned))
 @pytest.mark.parametrize("how", ["ema_decay=null", "ema_decay=0.5", "trainer.compile=true"])
 def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_statistics(
     quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     timm = pytest.importorskip("timm")
-    monkeypatch.setattr(MODELS, "_members", MODELS.members())
-    MODELS.register("tuned")(Tuned)
     (tmp_path / "own" / "model").mkdir(parents=True)
     (tmp_path / "own" / "model" / "tuned.yaml").write_text("name: tuned\n")
     state = timm.create_model("test_resnet", in_chans=1).state_dict()

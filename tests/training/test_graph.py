@@ -44,7 +44,7 @@ def simulated_graph(
         @staticmethod
         def backward(context: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
             for gradient, value in zip(
-                gradients, torch.autograd.grad(context.computed[0], parameters, upstream[0]), strict=True
+                gradients, torch.autograd.grad(context.computed["loss"], parameters, upstream[0]), strict=True
             ):
                 gradient.data.copy_(value)
             return (*[None] * len(samples), *(gradient.detach() for gradient in gradients))
@@ -97,7 +97,7 @@ def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> 
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         batch = Batch(changed, labels[: len(changed)], BATCH)
-        assert torch.equal(step.execution.compute_loss(batch)[0], eager.execution.compute_loss(batch)[0])
+        assert torch.equal(step.execution.compute_sums(batch)["loss"], eager.execution.compute_sums(batch)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.conftest import AddMembers
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
 from vitmnist.registry import NoOptions
-from vitmnist.training.setup import build_loss
-
-CPU = torch.device("cpu")
+from vitmnist.training.setup import check_loss
 
 
 def brier(logits: Tensor, targets: Tensor) -> Tensor:
@@ -63,7 +62,7 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
 )
 def test_padding_must_not_change_a_loss(
     tiny: Dataset,
-    monkeypatch: pytest.MonkeyPatch,
+    add_members: AddMembers,
     loss: Callable[[Tensor, Tensor], Tensor],
     has_mixing: bool,
     message: str | None,
@@ -71,13 +70,12 @@ def test_padding_must_not_change_a_loss(
     def build(options: NoOptions, *args: object) -> object:
         return type(loss)() if isinstance(loss, nn.Module) else loss
 
-    monkeypatch.setattr(LOSSES, "_members", LOSSES.members() | {"custom": (NoOptions, build)})
+    add_members(LOSSES, custom=(NoOptions, build))
     states = torch.get_rng_state(), random.getstate()
     if message:
         with pytest.raises(ConfigError, match=message):
-            build_loss({"name": "custom"}, tiny.train, CPU, has_mixing)
+            check_loss({"name": "custom"}, tiny.train, has_mixing)
     else:
-        built = build_loss({"name": "custom"}, tiny.train, CPU, has_mixing)
-        assert getattr(built, "calls", 0) == 0
+        check_loss({"name": "custom"}, tiny.train, has_mixing)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]

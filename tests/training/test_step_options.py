@@ -10,7 +10,7 @@ import torch
 import torch._dynamo  # noqa: F401
 from torch import Tensor, nn
 
-from tests.conftest import Printed, Train, assert_same_run, result_of, weights
+from tests.conftest import AddMembers, Printed, Train, assert_same_run, result_of, weights
 from vitmnist.config.schema import Precision, TrainerConfig
 from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
@@ -106,12 +106,12 @@ def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 
 
 def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused(
-    quick: list[str], train_here: Train, monkeypatch: pytest.MonkeyPatch
+    quick: list[str], train_here: Train, add_members: AddMembers
 ) -> None:
     def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, classes))
 
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": (CNNOptions, build)})
+    add_members(MODELS, cnn=(CNNOptions, build))
     # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
     ended = train_here(*quick, "batch_size=14", "trainer.micro_batch=4")
     assert ended.stderr == (
@@ -141,12 +141,11 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
+@MODELS.temporarily(cnn=(CNNOptions, lambda options, shape, classes: Branching(784, classes)))
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With `trainer.compile=auto`, the run is the same as without compiling."""
-    model = CNNOptions, lambda options, shape, classes: Branching(784, classes)
-    monkeypatch.setattr(MODELS, "_members", MODELS.members() | {"cnn": model})
     monkeypatch.setattr(step_options, "COMPILE_FROM_IMAGES", dict.fromkeys(Precision, 0))
     printed = refuse(*quick, "trainer.compile=true")
     assert re.search(r"(?i)error: trainer.compile=true: failed: .*branch.*; set trainer.compile=false", printed)

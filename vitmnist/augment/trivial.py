@@ -93,15 +93,16 @@ def _replace_values(images: Tensor, operation: Tensor, strength: Tensor, factor:
     lowest = values.where(histogram > 0, 255).amin(dim=2, keepdim=True)
     highest = values.where(histogram > 0, 0).amax(dim=2, keepdim=True)
     bits = (6 * strength).round().long()
-    step = (levels.shape[2] - histogram.gather(2, highest)) // 255  # Pillow equalises in this way.
-    equalized = (histogram.cumsum(dim=2) - histogram + step // 2) // step.clamp(min=1)
+    # Pillow equalises in this way; the pixels of the highest value do not count.
+    pixels_per_value = (levels.shape[2] - histogram.gather(2, highest)) // 255
+    equalized = (histogram.cumsum(dim=2) - histogram + pixels_per_value // 2) // pixels_per_value.clamp(min=1)
     tables = {
         "brightness": factor * values,
         "contrast": mean.lerp(values.float(), factor),
         "posterize": values >> bits << bits,
         "solarize": values.where(values < (255 * (1 - strength)).float(), 255 - values),
         "autocontrast": values.where(lowest == highest, (values - lowest) * 255 / (highest - lowest).clamp(min=1)),
-        "equalize": equalized.where(step > 0, values),
+        "equalize": equalized.where(pixels_per_value > 0, values),
     }
     table = values.expand_as(histogram)
     for name, replacements in tables.items():

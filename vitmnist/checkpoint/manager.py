@@ -83,7 +83,7 @@ class CheckpointManager:
         before, now = checkpoint.get("threads"), torch.get_num_threads()
         if before and before != now and self.step.device.type == "cpu":
             log.warning("torch had %d threads and has %d now; the results will differ by rounding", before, now)
-        log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.accumulator.num_batches)
+        log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.num_batches)
 
     def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.

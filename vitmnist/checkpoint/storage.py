@@ -30,7 +30,7 @@ from vitmnist.runtime.files import rename, write_atomic
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-FORMAT = 11
+FORMAT = 12
 """The version of the checkpoint format. Increase it when the meaning of a field changes."""
 DIGEST_SIZE = hashlib.sha256().digest_size
 WEIGHT_FILES = {"best": "best.pt", "final": "final.safetensors", "last": "last.pt"}

@@ -60,7 +60,7 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
 
     `data.folds` draws folds; without it, the folds of the dataset are used.
     """
-    key, train = f"data.folds={data.folds} data.fold={data.fold}", dataset.train
+    key, train = f"data.folds={data.folds} data.fold={data.fold}".replace("None", "null"), dataset.train
     if data.holdout:
         raise ConfigError(f"{key}: data.holdout={data.holdout} draws another validation split; set it to null")
     if data.folds:
@@ -78,16 +78,17 @@ def hold_out_fold(dataset: Dataset, data: DataConfig) -> Dataset:
     return _hold_out(dataset, key, folds.eq(data.fold), {"folds": len(fold_indices)})
 
 
-def _hold_out(dataset: Dataset, key: str, is_held_out: Tensor, setting: dict[str, Any]) -> Dataset:
+def _hold_out(dataset: Dataset, overrides: str, is_held_out: Tensor, setting: dict[str, Any]) -> Dataset:
+    """Move images from the training to the validation split; `overrides`, separated by blanks, begin the messages."""
     train, validation = dataset.train, dataset.validation
     if validation is not None:
-        unset = " ".join(f"{override.partition('=')[0]}=null" for override in key.split())
-        raise ConfigError(f"{key}: the dataset has a validation split of {len(validation):,} images; set {unset}")
+        unset = " ".join(f"{override.partition('=')[0]}=null" for override in overrides.split())
+        raise ConfigError(f"{overrides}: the dataset has a validation split of {len(validation):,} images; set {unset}")
     if not is_held_out.any():
-        raise ConfigError(f"{key}: no class has enough of the {len(train)} training images; set a larger share")
+        raise ConfigError(f"{overrides}: no class has enough of the {len(train)} training images; set a larger share")
     if is_held_out.all():
-        raise ConfigError(f"{key}: leaves none of the {len(train)} training images")
-    check_fits(key, train.nbytes, torch.device("cpu"))
+        raise ConfigError(f"{overrides}: leaves none of the {len(train)} training images")
+    check_fits(overrides, train.nbytes, torch.device("cpu"))
     held_out = replace(
         dataset,
         train=train.subset((~is_held_out).nonzero().flatten()),

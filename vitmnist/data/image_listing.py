@@ -1,4 +1,4 @@
-"""Lists the image files that a user names, or that are in a folder of splits and classes."""
+"""The images of a dataset or of a command line, listed by their paths before any is read."""
 
 import hashlib
 import logging
@@ -6,11 +6,13 @@ import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 
+from vitmnist.data.images import ReadImage
 from vitmnist.errors import DataError, join_names
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,47 @@ to_nfc = partial(unicodedata.normalize, "NFC")
 
 ClassOfImage = dict[str, str]
 """The class of each image of a split, by the image's path relative to the dataset's folder."""
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The images of each split, before they are decoded.
+
+    Args:
+        folder: the folder that the paths of all images are relative to.
+        splits: the images of each split, with their classes.
+        read: reads an image by its path.
+        containers: the files that contain the images, such as Parquet files; empty if each image is a file.
+        folds: the fold of each training image, if any.
+    """
+
+    folder: Path
+    splits: Mapping[str, ClassOfImage]
+    read: ReadImage
+    containers: Sequence[Path] = ()
+    folds: Mapping[str, int] | None = None
+
+    def find_classes(self) -> list[str]:
+        """Return the sorted classes of the training images.
+
+        Raises:
+            DataError: there are fewer than two, a split is empty, or it has a class without training images.
+        """
+        classes = sorted(set(self.splits["train"].values()))
+        if len(classes) < 2:
+            raise DataError(
+                f"{self.folder}: training images of two or more classes are expected, in {self.folder}/CLASS/ or by a "
+                f"table of labels; found: {join_names(classes) or 'none'}"
+            )
+        for split, images in self.splits.items():
+            if not images:
+                raise DataError(f"{self.folder}: too few images for a {split} split")
+            if unknown := sorted(set(images.values()).difference(classes)):
+                raise DataError(
+                    f"{self.folder}: the {split} split has classes without training images: {join_names(unknown)}; the "
+                    f"classes of the training split are {join_names(classes)}; rename or remove these"
+                )
+        return classes
 
 
 def find_images(names: Sequence[str]) -> list[Path]:

@@ -20,6 +20,8 @@ from vitmnist.errors import DataError
 
 Pixels = NDArray[np.uint8]
 """The pixels of an image, `[H, W, C]` or `[H, W]`."""
+ReadImage = Callable[[Path], Pixels | Image.Image]
+"""A reader, such as an `ImageReader`: turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
 PERMANENT_ERRNOS = (None, errno.ENOENT, errno.EACCES, errno.EISDIR)
 """Error numbers that mean an unreadable file; None is a decoder's error. Others, such as EIO, may be transient."""
 TRANSPOSED = (5, 6, 7, 8)
@@ -96,13 +98,14 @@ class ImageReader:
         """
         orientation, size = self._stored_size(image)
         full_size = image.size
-        draft = image.draft(None, (2 * size[0], 2 * size[1])) if self.draft else None
+        # `draft` selects the scale of a JPEG, and returns its mode and the box that the full image covers.
+        _, box = (image.draft(None, (2 * size[0], 2 * size[1])) if self.draft else None) or (None, None)
         is_scaled = image.size != full_size
         converted = self._convert_mode(image)
         # At scale 1/2, 375 rows are decoded to 188, not 187.5. Resizing all 188 would shift the image: at 64×64 the
         # pixels of 500×375 images would differ from full decoding by 1.2 instead of 0.3.
-        if draft and draft[1] != (0, 0, *converted.size):
-            pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, draft[1]))
+        if box and box != (0, 0, *converted.size):
+            pixels = np.array(converted.resize(size, Image.Resampling.BILINEAR, box))
         else:
             pixels = np.array(converted) if is_scaled else decode(converted)  # Only Pillow decodes at a smaller scale.
             orientation, size = self._stored_size(image)  # Loading turns a TIFF image upright.
@@ -177,7 +180,8 @@ def fit_size(size: tuple[int, int], target: tuple[int, int], resize: str) -> tup
     if resize == ResizeMode.stretch:
         return target
     (width, height), (target_width, target_height) = size, target
-    if (height * target_width >= width * target_height) == (resize == ResizeMode.crop):
+    is_taller = height * target_width >= width * target_height  # than the target, in relation to its width
+    if is_taller == (resize == ResizeMode.crop):  # The width determines the scale.
         return target_width, max(1, height * target_width // width)
     return max(1, width * target_height // height), target_height
 

@@ -53,8 +53,8 @@ def read_label_table(
                 except ValueError as error:
                     raise DataError(f"{table}:{rows.line_num}: {error}") from error
                 splits[split][name] = label
-                if fold:
-                    folds[name] = int(fold)
+                if fold is not None:
+                    folds[name] = fold
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={table}: cannot be read: {error}") from error
     return {split: images for split, images in splits.items() if images or split == "train"}, folds
@@ -62,6 +62,7 @@ def read_label_table(
 
 def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> None:
     required = [columns.file, columns.label]
+    # A table may lack the split and the fold, unless the configuration gives their columns other names.
     optional = {columns.split: TableColumns.split, columns.fold: TableColumns.fold}
     required += [name for name, default in optional.items() if name and name != default]
     if missing := [name for name in required if name not in names]:
@@ -73,8 +74,8 @@ def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> 
 
 def _parse_row(
     row: dict[str | Any, Any], columns: TableColumns, suffix: str, folder: Path
-) -> tuple[str, str, str, str]:
-    """Return the relative path, class, split and fold of an image; raises `ValueError` if the row cannot be used."""
+) -> tuple[str, str, str, int | None]:
+    """Return the relative path, class, split and fold, if any, of an image; raises `ValueError` for an unusable row."""
     if None in row:
         raise ValueError("has more fields than the header; quote values with commas")
     name, label = ((row[column] or "").strip() for column in (columns.file, columns.label))
@@ -93,4 +94,4 @@ def _parse_row(
     path = Path(os.path.normpath(path))  # Not `resolve`: links to other folders are allowed.
     if not path.is_relative_to(folder):
         raise ValueError(f"{name}: must be below data.dataset.path={folder}")
-    return path.relative_to(folder).as_posix(), to_nfc(label), split, fold
+    return path.relative_to(folder).as_posix(), to_nfc(label), split, int(fold) if fold else None

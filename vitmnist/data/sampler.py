@@ -16,63 +16,13 @@ from vitmnist.errors import ConfigError, suggest_names
 CPU = torch.device("cpu")
 
 
-def build_sampler(
-    size: int,
-    batch_size: int,
-    *,
-    seed: int = 0,
-    shuffle: str,
-    drop_last: bool = False,
-    rank: int = 0,
-    world_size: int = 1,
-    labels: Tensor | None = None,
-) -> EpochSampler:
-    """Build an `EpochSampler` for training, for evaluation, or for `make_loader`; the arguments are its fields.
-
-    Raises:
-        ConfigError: a value is out of bounds, `batch_size` is below `world_size`, `drop_last` leaves no batch, or
-            `shuffle` is balanced, and `labels` are not a whole number for each image.
-    """
-    from vitmnist.config.schema import Shuffle  # Not at the top: it imports OmegaConf.
-
-    orders = [order.value for order in Shuffle]
-    if shuffle not in orders:
-        raise ConfigError(f"shuffle={shuffle}: {suggest_names(str(shuffle), orders)}")
-    if not isinstance(drop_last, bool):  # The text "false" would be true.
-        raise ConfigError(f"drop_last={drop_last}: must be True or False")
-    for key, value, minimum in (("batch_size", batch_size, 1), ("seed", seed, 0)):
-        # The integers of NumPy have `__index__` too.
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < minimum:
-            raise ConfigError(f"{key}={value}: must be a whole number, at least {minimum}")
-    if world_size > batch_size:
-        raise ConfigError(
-            f"batch_size={batch_size}: {world_size} processes train together, and each must have an image of every "
-            f"batch; set batch_size={world_size} or more, or start fewer"
-        )
-    if drop_last and 0 < size < batch_size:
-        raise ConfigError(
-            f"batch_size={batch_size} exceeds the {size} images, so drop_last=true leaves no batch; set "
-            f"batch_size={size} or less, or drop_last=false"
-        )
-    if shuffle == Shuffle.balanced:
-        if not isinstance(labels, Tensor) or labels.shape != (size,) or labels.is_floating_point():
-            raise ConfigError(
-                "shuffle=balanced: needs the class of each image; give make_loader a split, a pair (images, labels) "
-                f"with int64 labels [{size}], or such labels="
-            )
-        labels = labels.detach().cpu()
-    else:
-        labels = None
-    return EpochSampler(size, index(batch_size), index(seed), shuffle, drop_last, rank, world_size, labels)
-
-
 @dataclass(frozen=True, eq=False)
 class EpochSampler:
     """A pure function from (seed, epoch) to batches, drawn on the CPU so that every device gets the same order.
 
-    With several ranks, each gets a part of every batch, and together they see the batches of a single process. If the
-    last batch has fewer images than there are ranks, a rank without images receives one image of padding, so that all
-    ranks take the same number of steps.
+    With several ranks, each gets a part of every batch, and together they see the batches of a single process. All
+    ranks take the same number of steps: if the last batch has too few images, a rank without images gets the first
+    one as padding. `num_rank_images` does not count it, and training replaces its label by a negative one.
 
     Override `draw_order` to change the order for all loaders and the augmentation.
 
@@ -87,17 +37,49 @@ class EpochSampler:
         drop_last: leave out a last batch shorter than `batch_size`.
         rank: the rank of this process.
         world_size: number of ranks.
-        labels: the label of each image, an integer tensor `[size]` on the CPU, for `balanced` alone.
+        labels: the label of each image, an integer tensor `[size]`; only `balanced` uses it.
+
+    Raises:
+        ConfigError: a value is out of bounds, or does not fit the others.
     """
 
     size: int
     batch_size: int
-    seed: int
+    seed: int = 0
     shuffle: str = "sample"
     drop_last: bool = False
     rank: int = 0
     world_size: int = 1
     labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        from vitmnist.config.schema import Shuffle  # Not at the top: it imports OmegaConf.
+
+        orders = [order.value for order in Shuffle]
+        if self.shuffle not in orders:
+            raise ConfigError(f"shuffle={self.shuffle}: {suggest_names(str(self.shuffle), orders)}")
+        for key, minimum in (("batch_size", 1), ("seed", 0)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < minimum:
+                raise ConfigError(f"{key}={value}: must be a whole number, at least {minimum}")
+            object.__setattr__(self, key, index(value))  # Integers of NumPy would overflow.
+        if self.world_size > self.batch_size:
+            raise ConfigError(
+                f"batch_size={self.batch_size}: {self.world_size} processes train together, and each must have an "
+                f"image of every batch; set batch_size={self.world_size} or more, or start fewer"
+            )
+        if self.drop_last and 0 < self.size < self.batch_size:
+            raise ConfigError(
+                f"batch_size={self.batch_size} exceeds the {self.size} images, so drop_last=true leaves no batch; set "
+                f"batch_size={self.size} or less, or drop_last=false"
+            )
+        labels = self.labels
+        has_classes = isinstance(labels, Tensor) and labels.shape == (self.size,) and not labels.is_floating_point()
+        if self.shuffle == Shuffle.balanced and not has_classes:
+            raise ConfigError(
+                "shuffle=balanced: needs the class of each image; give make_loader a split, a pair (images, labels) "
+                f"with int64 labels [{self.size}], or such labels="
+            )
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -114,7 +96,7 @@ class EpochSampler:
         return min(self.batch_size, self.size - batch_index * self.batch_size)
 
     def num_rank_images(self, batch_index: int) -> int:
-        """Number of images in this rank's part of a batch; 0 if its one image is padding."""
+        """Number of images in this rank's part of a batch, without padding."""
         return len(self._rank_rows(self.num_images(batch_index)))
 
     def draw_order(self, epoch: int) -> Tensor:
@@ -131,7 +113,9 @@ class EpochSampler:
                 blocks[:] = blocks[torch.randperm(len(blocks), generator=generator, device=CPU)]
             return order
         permutation = torch.randperm(self.size, generator=generator, device=CPU)
-        return permutation if self.labels is None else _balance(permutation, self.labels, generator)
+        if self.shuffle != "balanced" or self.labels is None:
+            return permutation
+        return _balance(permutation, self.labels.detach().cpu(), generator)
 
     def sample_ids(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Return the IDs of this rank's samples from batch `start` on, int64 on `device`; see `draw_order`.
@@ -167,7 +151,7 @@ class EpochSampler:
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")
         for batch_index in range(start, len(self)):
             first = batch_index * self.batch_size
-            rows = self._rank_rows(self.num_images(batch_index)) or range(1)
+            rows = self._rank_rows(self.num_images(batch_index)) or range(1)  # `range(1)` is padding.
             yield slice(first + rows.start, first + rows.stop)
 
     def _rank_rows(self, count: int) -> range:
@@ -191,16 +175,17 @@ def _is_contiguous(order: Tensor, batch_size: int) -> bool:
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
     """Draw equally many images of each class, in random order: the sample IDs of an epoch, int64 `[N]`."""
-    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
-    by_class = shuffled[label[shuffled].argsort(stable=True)].split(counts.tolist())
+    _, class_indices, counts = labels.unique(return_inverse=True, return_counts=True)
+    by_class = shuffled[class_indices[shuffled].argsort(stable=True)].split(counts.tolist())
     quota, rest = divmod(len(shuffled), max(len(counts), 1))
     quotas = torch.full_like(counts, quota)
-    quotas[torch.randperm(len(counts), generator=generator, device="cpu")[:rest]] += 1
+    # The classes that get one image more differ from epoch to epoch.
+    quotas[torch.randperm(len(counts), generator=generator, device=CPU)[:rest]] += 1
     sample_ids = [shuffled[:0]]
     for images, count in zip(by_class, quotas.tolist(), strict=True):
-        positions = torch.arange(count, device="cpu")
+        positions = torch.arange(count, device=CPU)
         sample_ids.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
-    return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device="cpu")]
+    return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device=CPU)]
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -1,9 +1,9 @@
 """Sources from which loaders read samples by index. `as_source` selects one:
 
 data                 source          ram, cache, gpu_slice           disk
-pair of tensors      TensorSet       gather rows                     gathers rows in workers: `BatchReader`
+pair of tensors      TensorSet       gather rows                     gathers rows in workers: `BatchDataset`
 split                Split           gather rows                     reads files in threads: `FileLoader`, or in workers
-map-style dataset    DatasetSource   `store_all` as a `TensorSet`    reads samples in workers: `BatchReader`
+map-style dataset    DatasetSource   `store_all` as a `TensorSet`    reads samples in workers: `BatchDataset`
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -97,11 +97,9 @@ class TensorSet:
         if self.is_mapped or not len(self):
             return self
         fingerprint = f"{self.images.dtype} {list(self.images.shape)} {hash_tensor(self.images.detach())}"
-        images, _ = store_rows(self._chunks, len(self), replace(options, fingerprint=fingerprint))
+        chunks = partial(zip, self.images.split(CHUNK_SIZE), self.labels.split(CHUNK_SIZE), strict=True)
+        images, _ = store_rows(chunks, len(self), replace(options, fingerprint=fingerprint))
         return TensorSet(images, self.labels, is_mapped=True)  # Datasets with other labels share the file.
-
-    def _chunks(self) -> Iterable[tuple[Tensor, Tensor]]:
-        return zip(self.images.split(CHUNK_SIZE), self.labels.split(CHUNK_SIZE), strict=True)
 
     def subset(self: Tensors, rows: slice | Tensor) -> Tensors:
         """Return the samples at these indices: views for a slice, copies in memory for int64 `[N]`."""
@@ -138,11 +136,11 @@ class DatasetSource:
         return len(self.dataset)
 
     def read(self, indices: slice | Tensor, epoch: int = 0) -> object:
-        """Read and collate samples; raises `DataError` if they do not make a batch."""
-        rows = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
+        """Read and collate the samples at a slice, or with the IDs int64 `[B]`; raises `DataError` if that fails."""
+        sample_ids = range(len(self))[indices] if isinstance(indices, slice) else indices.tolist()
         if self.seed is None:
-            return collate_samples([self.dataset[row] for row in rows], rows)
-        return collate_samples(read_samples(self.dataset, rows, self.seed, epoch), rows)
+            return collate_samples([self.dataset[index] for index in sample_ids], sample_ids)
+        return collate_samples(read_samples(self.dataset, sample_ids, self.seed, epoch), sample_ids)
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all samples in order, for storing. They must have the same shapes and dtypes."""
@@ -233,18 +231,17 @@ def as_tensor(name: str, values: Any) -> Any:
         raise DataError(f"{name}: torch cannot use this array: {error}") from error
 
 
-def read_samples(dataset: Dataset[Any], indices: Iterable[int], seed: int, epoch: int) -> list[Any]:
+def read_samples(dataset: Dataset[Any], sample_ids: Iterable[int], seed: int, epoch: int) -> list[Any]:
     """Read samples of a map-style dataset. Seeds `GLOBAL_GENERATORS` before each, and restores their states.
 
-    The random numbers of torchvision's transforms therefore depend on (seed, epoch, index) alone, not on the worker or
-    on the samples that it has read before. A dataset with another generator is not covered. An index can be one of
-    the sampler's `sample_ids`.
+    The random numbers of torchvision's transforms therefore depend on (seed, epoch, ID) alone, not on the worker or on
+    the samples that it has read before. A dataset with another generator is not covered. The IDs are the sampler's.
     """
 
     def read() -> Iterator[Any]:
-        for index in indices:
-            seed_generators(seed, epoch, index)
-            yield dataset[index % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
+        for sample_id in sample_ids:
+            seed_generators(seed, epoch, sample_id)
+            yield dataset[sample_id % len(dataset)]  # type: ignore[arg-type]  # torch has no protocol for it
 
     with preserve_random_state():
         # In a generator, Python replaces a `StopIteration` of the dataset, which would end the epoch without an error.

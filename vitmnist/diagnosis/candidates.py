@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from math import ceil, inf
@@ -28,7 +29,7 @@ from vitmnist.replacement.split_transforms import (
     replace_transforms,
 )
 from vitmnist.runtime.cpu import available_cores
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, Measurement, make_timings
 from vitmnist.timing.table import NOTICEABLE_SHARE, LoaderTiming
 
 BASELINE = "as it is"
@@ -47,7 +48,7 @@ WORKER_TIMEOUT_S = 30.0
 """Workers that deliver no batch for this time (s) have failed."""
 
 
-def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: LoaderCandidate) -> dict[str, float]:
+def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline: Measurement) -> dict[str, float]:
     """Add `from_dataloader` and, if the step waits, other numbers of workers. Returns the result of `time_stages`."""
     seconds_by_stage = time_stages(loader)
     window = baseline.warm_up
@@ -56,13 +57,13 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
         step_s = max(window.later_batch_s - window.later_waiting_s, 1e-6)
         sufficient = ceil(max(loader.num_workers, 1) * window.later_batch_s / step_s)
         for workers in sorted({0, max(2, min(sufficient, available_cores()))} - {loader.num_workers}):
-            benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline, workers))
+            benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline.candidate, workers))
     if not isinstance(loader.dataset, DecodedDataset):
         sample_s = sum(seconds_by_stage.values())
-        build = partial(build_replacement_candidate, loader, baseline, sample_s)
+        build = partial(build_replacement_candidate, loader, baseline.candidate, sample_s)
         exact = benchmark.add("from_dataloader", partial(build, "exact"))
         takes_tensors = loader.collate_fn is default_collate
-        if takes_tensors and isinstance(getattr(exact.loader, "dataset", None), SampleDataset):
+        if takes_tensors and isinstance(getattr(exact.candidate.loader, "dataset", None), SampleDataset):
             benchmark.add('from_dataloader, transforms="tensor"', partial(build, "tensor"))
     return seconds_by_stage
 
@@ -77,8 +78,7 @@ def _change_workers(loader: DataLoader[object], baseline: LoaderCandidate, worke
         # Workers of a fork server, the default from Python 3.14 on, would import the script again too.
         options["multiprocessing_context"] = "fork"
     change = f"DataLoader(…, {', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    rebuilt = _set_timeout(rebuild(loader, **options))
-    return LoaderCandidate(rebuilt, baseline.device, baseline.step, change=change)
+    return replace(baseline, loader=_set_timeout(rebuild(loader, **options)), change=change)
 
 
 def build_replacement_candidate(
@@ -96,7 +96,7 @@ def build_replacement_candidate(
     replaced = from_dataloader(loader, "ram", transforms=transforms)
     set_up_s = (time.perf_counter() - start) * size / count
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
-    return LoaderCandidate(_set_timeout(replaced), baseline.device, baseline.step, set_up_s=set_up_s, change=change)
+    return replace(baseline, loader=_set_timeout(replaced), set_up_s=set_up_s, change=change)
 
 
 def _set_timeout(loader: DataLoader[object]) -> DataLoader[object]:
@@ -180,12 +180,13 @@ def time_alternatives(observed_loader: ObservedLoader) -> tuple[list[LoaderTimin
         return [LoaderTiming(BASELINE, error="this loader cannot be built again")], {}
     cores = observed_loader.steps_cpu_s / (sum(observed_loader.steps_s) or inf)
     step = ImitatedStep(observed_loader.step_s, cores)
-    with warnings.catch_warnings(), Benchmark() as benchmark:
+    benchmark = Benchmark()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
         seconds_by_stage = add_alternatives(benchmark, loader, baseline)
         benchmark.run(TIMED_BATCHES, MAX_TIMING_S)
-        return make_timings(benchmark.candidates, observed_loader.epoch_length), seconds_by_stage
+    return make_timings(benchmark.measurements, observed_loader.epoch_length), seconds_by_stage
 
 
 def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | None:

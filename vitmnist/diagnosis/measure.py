@@ -108,21 +108,21 @@ def diagnose(
         warnings.catch_warnings(),
         _preserve_state(model, optimizer),
         preserve_random_state(loader, device=device),
-        Benchmark() as benchmark,
     ):
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
+        benchmark = Benchmark()
         _add_candidates(benchmark, loader, step, device)
         benchmark.run(batches, seconds)
-    loading, step_alone, together, *alternatives = benchmark.candidates
+    loading, step_alone, together, *alternatives = benchmark.measurements
     leads = [window.host_lead for window in together.windows if window.host_lead is not None]
     diagnosis = Diagnosis(
         loading_s=Spread.of(window.later_batch_s for window in loading.windows),
         step_s=Spread.of(window.later_batch_s for window in step_alone.windows),
         batch_s=Spread.of(window.later_batch_s for window in together.windows),
         waiting_pct=Spread.of(100 * window.later_waiting_s / window.later_batch_s for window in together.windows),
-        steps=together.num_batches,
+        steps=sum(window.batches for window in together.windows),
         host_lead=median(leads) if leads else None,
-        timings=make_timings([together, *alternatives], together.length),
+        timings=make_timings([together, *alternatives], together.candidate.length),
     )
     print(diagnosis)
     if model is None or optimizer is None:
@@ -139,37 +139,33 @@ def _add_candidates(
     plain = None
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         loader = plain = rebuild(loader)  # The persistent workers of the original belong to the training loop.
-    loading = LoaderCandidate(loader, device, is_required=True)
+    loading = LoaderCandidate(loader, device)
     first_batch = next(iter(loading.batches(0)), None)
     if first_batch is None:
         raise DataError("the loader has no batches")
     device_batch = map_batch_tensors(create_queue(device).to_device, first_batch)
-    step_alone = LoaderCandidate(repeat(device_batch), device, step, is_required=True)
-    together = LoaderCandidate(loader, device, step, is_required=True, name=BASELINE)
-    for candidate in (loading, step_alone, together):
-        benchmark.candidates.append(candidate)
-        candidate.time_window()
+    benchmark.add("loading", lambda: loading, is_required=True)
+    benchmark.add("step", lambda: LoaderCandidate(repeat(device_batch), device, step), is_required=True)
+    baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(loader, device, step), is_required=True)
     if plain is not None:
-        add_alternatives(benchmark, plain, together)
+        add_alternatives(benchmark, plain, baseline)
 
 
 @contextmanager
 def _preserve_state(model: nn.Module | None, optimizer: Optimizer | None) -> Iterator[None]:
     """Restore the states of the model and the optimizer on exit, and zero the gradients."""
-    owners = [owner for owner in (model, optimizer) if owner is not None]
-    states = [deepcopy(owner.state_dict()) for owner in owners]
-    modules = list(model.modules()) if model is not None else []
-    modes = [module.training for module in modules]
+    states = [(owner, deepcopy(owner.state_dict())) for owner in (model, optimizer) if owner is not None]
+    modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
     # A state_dict lacks non-persistent buffers.
     buffers = [(buffer, buffer.clone()) for buffer in (model.buffers() if model is not None else ())]
     try:
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode
         with torch.no_grad():
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-        for owner, state in zip(owners, states, strict=True):
+        for owner, state in states:
             owner.load_state_dict(state)
             owner.zero_grad()

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint.storage import WEIGHT_FILES, as_damaged_error, find_weights_file, read_weights_file
-from vitmnist.data.datasets.base import FileReader, Split, get_file_reader
+from vitmnist.data.datasets.base import Split, get_image_reader
 from vitmnist.data.image_listing import SPLIT_OF
-from vitmnist.data.images import ImageReader, Pixels, to_tensor
+from vitmnist.data.images import ImageReader, Pixels, ReadImage, to_tensor
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
 from vitmnist.inference.evaluation import Evaluation, load_evaluation_config, load_evaluation_dataset
 from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
@@ -76,9 +76,9 @@ class TrainedModel:
         return self.preprocess.mean.device
 
     @cached_property
-    def reader(self) -> FileReader:
+    def reader(self) -> ReadImage:
         """The function that reads a file as in training; raises `ConfigError` if the dataset is unknown."""
-        return get_file_reader(self.dataset, self.image_shape)
+        return get_image_reader(self.dataset, self.image_shape)
 
     def __call__(self, images: ImageInput | Iterable[ImageInput]) -> list[Prediction]:
         """Classify images of any size, converted as in training. Several threads can call a model.

@@ -6,7 +6,8 @@ All loaders deliver the same batches, so the choice affects nothing but the time
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,19 +57,19 @@ class LoaderSelection:
 
 def build_fastest_loader(
     options: AutoOptions,
-    data: SampleSource,
+    source: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
     step: StepFunction | None = None,
 ) -> Loader:
     """Build the loader with the fastest epoch, and print the table to stderr.
 
-    `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
+    The function `step` trains on a batch; without it, batches are dropped. Raises the errors of `select_loader`.
     """
     make_candidate = partial(LoaderCandidate, device=device, step=step)
-    # The number of steps depends on the time, so their random numbers must not affect the run.
+    # The number of timed batches depends on the time, so their random numbers must not affect the run.
     with preserve_random_state(device=device):
-        selection, loader = select_loader(options, data, sampler, device, make_candidate)
+        selection, loader = select_loader(options, source, sampler, device, make_candidate)
     print(selection.format_table(), file=sys.stderr)
     return loader
 
@@ -78,7 +79,7 @@ LOADERS.register("auto", AutoOptions)(build_fastest_loader)  # As a decorator, i
 
 def select_loader(
     options: AutoOptions,
-    data: SampleSource,
+    source: SampleSource,
     sampler: EpochSampler,
     device: torch.device,
     make_candidate: Callable[[Loader], LoaderCandidate],
@@ -92,28 +93,30 @@ def select_loader(
         ConfigError: a candidate is unknown, or none can be used.
     """
     decoded: SampleSource | None = None
-    with Benchmark() as benchmark:
+    loaders: dict[str, Loader] = {}
+    benchmark = Benchmark()
+    with ExitStack() as stack:
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            source = data if decoded is None or name not in BUILT_FROM_RAM else decoded
-            build = partial(LOADERS.build, options.candidate_config(name), source, sampler, device)
-            loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).loader
+            candidate_source = decoded if decoded is not None and name in BUILT_FROM_RAM else source
+            build = partial(LOADERS.build, options.candidate_config(name), candidate_source, sampler, device)
+            loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).candidate.loader
+            if isinstance(loader, Loader):
+                loaders[name] = stack.enter_context(loader)
             if isinstance(loader, RamLoader):
                 decoded = loader.samples
-        benchmark.run(options.batches, options.seconds * len(benchmark.candidates))
-        timings = make_timings(benchmark.candidates, len(sampler), has_baseline=False)
+        benchmark.run(options.batches, options.seconds * len(benchmark.measurements))
+        timings = make_timings(benchmark.measurements, len(sampler))
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
         if not epochs_s:
-            names_by_error: dict[str | None, list[str]] = {}  # If the step fails, all loaders have the same error.
+            names_by_error: dict[str | None, list[str]] = {}  # If `step` fails, all loaders have the same error.
             for timing in timings:
                 names_by_error.setdefault(timing.error, []).append(timing.name)
             errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
         name = min(epochs_s, key=lambda name: epochs_s[name].median)
-        benchmark.pop_all()  # The selected loader stays open.
-    candidates = benchmark.candidates
-    loaders = {candidate.name: candidate.loader for candidate in candidates if isinstance(candidate.loader, Loader)}
+        stack.pop_all()  # The selected loader stays open.
     selected = loaders.pop(name)
     for other in loaders.values():
         other.close()
@@ -127,9 +130,7 @@ def _build_candidate(
     started = time.perf_counter()
     loader = build()
     set_up_s = time.perf_counter() - started
-    candidate = make_candidate(loader)
-    candidate.set_up_s = set_up_s
-    return candidate
+    return replace(make_candidate(loader), set_up_s=set_up_s)
 
 
 def _loaders_to_try(options: AutoOptions) -> list[str]:

@@ -28,8 +28,8 @@ Batches = Generator[LoadedBatch, None, None]
 class Loader(AbstractContextManager["Loader"], ABC):
     """Delivers the batches of a sampler on a device.
 
-    A subclass is built from (options, data, sampler, device) and implements `batches`. Each epoch's generator acquires
-    its own resources and releases them in a `finally`; `close` releases the shared resources. If a batch fails, its
+    A subclass is built from (options, source, sampler, device) and implements `batches`. Each generator acquires its
+    own resources and releases them in a `finally`; `close` releases the shared resources. If a batch fails, its
     exception is raised unchanged.
     """
 
@@ -42,9 +42,9 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     def __init__(self, sampler: EpochSampler) -> None:
         self.sampler = sampler
-        self._epochs: weakref.WeakSet[Batches] = weakref.WeakSet()
+        self._live_iterators: weakref.WeakSet[Batches] = weakref.WeakSet()
         # This also runs at interpreter exit, while threads and processes can still be stopped.
-        weakref.finalize(self, _close_all, self._epochs)
+        weakref.finalize(self, _close_all, self._live_iterators)
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -56,9 +56,9 @@ class Loader(AbstractContextManager["Loader"], ABC):
         Live iterators are independent. An abandoned iterator is closed when it is garbage-collected.
         """
         batches = self.batches(epoch, start)
-        if not isinstance(batches, Generator) or batches in self._epochs:  # Two epochs would share it.
+        if not isinstance(batches, Generator):  # An iterator of another type cannot be closed.
             raise TypeError(f"{type(self).__name__}.batches must be a generator function")
-        self._epochs.add(batches)
+        self._live_iterators.add(batches)
         return batches
 
     @abstractmethod
@@ -71,14 +71,14 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     def close(self) -> None:
         """End live iterators, and release the resources of the loader."""
-        _close_all(self._epochs)
+        _close_all(self._live_iterators)
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def _close_all(epochs: weakref.WeakSet[Batches]) -> None:
-    for batches in list(epochs):
+def _close_all(live_iterators: weakref.WeakSet[Batches]) -> None:
+    for batches in list(live_iterators):
         with suppress(ValueError):  # A thread of `prefetch` is blocked in the generator.
             batches.close()
 

@@ -17,8 +17,6 @@ from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import StoreOptions, as_contiguous_rows, gather_rows
 
 CPU = torch.device("cpu")
-INDEX_NBYTES = 8
-"""Bytes of an index (int64). A device that stores the dataset also stores the permutation of an epoch."""
 MAX_PENDING_COPIES = 16
 """Maximum number of unfinished copies to a GPU. Steps of a millisecond need this many to cover a pause of the host."""
 
@@ -30,24 +28,24 @@ class HostLoader(Loader):
     ahead of the GPU waits for its copies, so it uses no more memory.
     """
 
-    def __init__(self, tensors: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, samples: TensorSet, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        tensors.check_on_host()
-        self.tensors, self.queue = tensors.tensors, create_queue(device)
+        samples.check_on_host()
+        self.samples, self.queue = samples, create_queue(device)
 
     def batches(self, epoch: int, start: int) -> Batches:
         copies: deque[Event] = deque()
         for indices in self.sampler.batches(epoch, start):
             if len(copies) == MAX_PENDING_COPIES:
                 copies.popleft().synchronize()
-            rows = gather_rows(self.tensors, indices, out=self._empty_pinned() if self.queue.is_async else ())
+            rows = gather_rows(self.samples.tensors, indices, out=self._empty_pinned() if self.queue.is_async else ())
             images, labels = map(self.queue.to_device, rows)
             copies.append(self.queue.record_event())
             yield images, labels
 
     def _empty_pinned(self) -> list[Tensor]:
         size = min(self.sampler.rank_batch_size, self.sampler.size)
-        rows = map(as_contiguous_rows, self.tensors)
+        rows = map(as_contiguous_rows, self.samples.tensors)
         return [self.queue.empty_pinned((size, *tensor.shape[1:]), tensor.dtype) for tensor in rows]
 
 
@@ -55,10 +53,9 @@ class HostLoader(Loader):
 class RamLoader(HostLoader):
     """Stores the dataset in host memory; raises `ConfigError` for random samples, `OutOfSpaceError` if too large."""
 
-    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        check_fits("ram", data.nbytes_to_copy(CPU), CPU, advice="; try data/loader=cache or disk")
-        self.samples = data.store_all(StoreOptions())
-        super().__init__(self.samples, sampler, device)
+    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+        check_fits("ram", source.nbytes_to_copy(CPU), CPU, advice="; try data/loader=cache or disk")
+        super().__init__(source.store_all(StoreOptions()), sampler, device)
 
 
 @dataclass
@@ -75,8 +72,10 @@ class CacheLoader(HostLoader):
     Raises the errors of `RamLoader`, and `DataError` if the folder cannot be written.
     """
 
-    def __init__(self, options: CacheOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(data.store_all(StoreOptions(Path(options.folder).expanduser())), sampler, device)
+    def __init__(
+        self, options: CacheOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
+    ) -> None:
+        super().__init__(source.store_all(StoreOptions(Path(options.folder).expanduser())), sampler, device)
 
 
 @LOADERS.register("gpu_slice")
@@ -86,13 +85,13 @@ class GpuSliceLoader(Loader):
     On the CPU, nothing is copied, and contiguous batches are views. Each rank stores all samples.
     """
 
-    def __init__(self, options: NoOptions, data: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
+    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)
-        nbytes = data.nbytes_to_copy(device) + INDEX_NBYTES * len(data)
+        nbytes = source.nbytes_to_copy(device) + torch.int64.itemsize * len(source)  # with an epoch's permutation
         check_fits("gpu_slice", nbytes, device, advice="; try data/loader=ram, cache or disk")
-        if not isinstance(data, TensorSet) or device.type == "cpu":  # A device reads mapped files without a host copy.
-            data = data.store_all(StoreOptions())
-        self.tensors = tuple(map(create_queue(device).to_device, data.tensors))
+        if not isinstance(source, TensorSet) or device.type == "cpu":  # A GPU reads mapped files without a host copy.
+            source = source.store_all(StoreOptions())
+        self.tensors = tuple(map(create_queue(device).to_device, source.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
         for indices in self.sampler.batches(epoch, start, self.tensors[0].device):

@@ -19,7 +19,6 @@ from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import cores_per_rank, create_decoder_context
 from vitmnist.runtime.device import create_queue
 from vitmnist.store.rows import as_contiguous_rows
-from vitmnist.store.tree import map_batch_tensors
 
 DEFAULT_WORKERS = 2
 """The number of workers for `num_workers=auto`."""
@@ -69,13 +68,13 @@ class FileLoader(Loader):
     def batches(self, epoch: int, start: int) -> Batches:
         images_ahead = self.batches_ahead * min(self.sampler.rank_batch_size, self.sampler.size)
         jobs = self._jobs(epoch, start)
-        reader = BackgroundMap(self._read, jobs, self.threads, images_ahead, create_decoder_context())
-        with closing(reader) as finished_jobs:
+        finished_jobs = BackgroundMap(self._read, jobs, self.threads, images_ahead, create_decoder_context())
+        with closing(finished_jobs):
             for images, indices, row in finished_jobs:
                 if row == len(indices) - 1:  # Rows finish in order, so this row completes its batch.
                     labels = self.queue.empty_pinned((len(indices),), torch.int64)
                     torch.index_select(self.split.labels, 0, indices, out=labels)
-                    yield map_batch_tensors(self.queue.to_device, (images, labels))
+                    yield self.queue.to_device(images), self.queue.to_device(labels)
 
     def _jobs(self, epoch: int, start: int) -> Iterator[ReadJob]:
         rows = as_contiguous_rows(self.split.images)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitmnist.data.sampler import build_sampler
+from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import Data, TensorSet, as_source
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.auto import AutoOptions, build_fastest_loader
@@ -64,10 +64,9 @@ def make_loader(
     """
     source = as_source(data, seed)
     rank, world_size = _resolve_ranks(rank, world_size)
-    if labels is None and isinstance(source, TensorSet):
+    if shuffle == "balanced" and labels is None and isinstance(source, TensorSet):
         labels = source.labels
-    order_options: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last, "labels": labels}
-    sampler = build_sampler(len(source), batch_size, rank=rank, world_size=world_size, **order_options)
+    sampler = EpochSampler(len(source), batch_size, seed, shuffle, drop_last, rank, world_size, labels)
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()

@@ -31,15 +31,15 @@ class PrefetchOptions:
 class PrefetchLoader(Loader):
     """Wraps another loader. A step then takes max(loading, computing) instead of loading + computing.
 
-    Each epoch has its own thread and queue. With CUDA, the base loader copies on a stream of this loader.
+    Each epoch has its own thread. With CUDA, the base loader copies on a stream of this loader.
     """
 
     def __init__(
-        self, options: PrefetchOptions, data: SampleSource, sampler: EpochSampler, device: torch.device
+        self, options: PrefetchOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or {"name": "ram" if isinstance(data, TensorSet) else "disk"}
+        values = options.base or {"name": "ram" if isinstance(source, TensorSet) else "disk"}
         build, base_options = LOADERS.resolve(LOADERS.with_defaults(values), "data.loader.base")
-        self.base = build(base_options, data, sampler, device)
+        self.base = build(base_options, source, sampler, device)
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
         self.options = options

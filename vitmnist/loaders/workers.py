@@ -46,7 +46,7 @@ class WorkerLoader(Loader):
         timeout_s: float | None,
     ) -> None:
         super().__init__(sampler)
-        self.queue, self.reader = create_queue(device), BatchReader(source)
+        self.queue, self.dataset = create_queue(device), BatchDataset(source)
         self.num_workers, self.prefetch_factor, self.timeout_s = num_workers, prefetch_factor, timeout_s
         self.resolved_options, self.batches_ahead = {"num_workers": num_workers}, num_workers * prefetch_factor
         self._idle: list[data.DataLoader[Any]] = []
@@ -88,10 +88,10 @@ class WorkerLoader(Loader):
 
     def _build_dataloader(self) -> data.DataLoader[Any]:
         workers = self.num_workers
-        if not workers and self.reader.is_seeded and threading.current_thread() is not threading.main_thread():
+        if not workers and self.dataset.is_seeded and threading.current_thread() is not threading.main_thread():
             workers = 1  # Samples would use the random generators of the training loop from this thread.
         return data.DataLoader(
-            self.reader,
+            self.dataset,
             sampler=[],  # `batches` fills it with the requests of an epoch.
             batch_size=None,  # The dataset returns whole batches.
             num_workers=workers,
@@ -123,7 +123,7 @@ class SplitSamples(data.Dataset[tuple[Tensor, int]]):
         return self.transform(self.images[index]), self.labels[index]
 
 
-class BatchReader(data.Dataset[Any]):
+class BatchDataset(data.Dataset[Any]):
     """A dataset whose samples are whole batches; a `BatchRequest` takes the place of an index."""
 
     def __init__(self, source: SampleSource) -> None:

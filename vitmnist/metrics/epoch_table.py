@@ -32,7 +32,7 @@ class EpochMetric(Metric):
 
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
-# After them come `train_end`, `train_step`, `usage`, `various` (other quality) and `visuals`.
+# After them come `train_step`, `usage`, `verbose` (other quality) and `visuals`.
 TIMES = (
     EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
@@ -82,7 +82,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
 
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
-    tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"various/{split}_{metric.tag}"
+    tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"verbose/{split}_{metric.tag}"
     return EpochMetric(name=f"{split}_{name}", kind="quality", **vars(metric) | {"tag": tag})
 
 

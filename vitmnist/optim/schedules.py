@@ -23,13 +23,13 @@ class ScheduleState:
     """All that a schedule may depend on besides its options, so that a resumed run can have more epochs.
 
     Args:
-        step: the step, counted from 0 over the run.
+        global_step: the training step, counted from 0 over all epochs of the run.
         total_steps: the number of steps of the run.
         steps_per_epoch: the number of steps of an epoch.
         monitored: the value of `monitor` after each completed epoch: higher is better, and None was not measured.
     """
 
-    step: int
+    global_step: int
     total_steps: int
     steps_per_epoch: int
     monitored: Sequence[float | None]
@@ -45,19 +45,19 @@ def build_schedule(
     steps_per_epoch: int,
     get_history: Callable[[], Sequence[float | None]] = list,
 ) -> Callable[[int], float]:
-    """Return a function from a step to the learning-rate factor; raises `ConfigError` if the options do not fit.
+    """Return a function from a global step to the learning-rate factor; raises `ConfigError` if the options do not fit.
 
     `get_history` returns the value of `monitor` after each epoch so far.
     """
     compute_factor, options = SCHEDULES.resolve(schedule_config)
     total_steps = epochs * steps_per_epoch
 
-    def factor(step: int) -> float:
+    def factor(global_step: int) -> float:
         # `data/loader=auto` can time more steps than the run has. They use the last factor.
-        step = min(step, total_steps - 1)
+        global_step = min(global_step, total_steps - 1)
         # Reading 100 records takes 30 µs, which other schedules need not spend in each step.
-        monitored = get_history()[: step // steps_per_epoch] if options.follows_monitor else ()
-        return float(compute_factor(options, ScheduleState(step, total_steps, steps_per_epoch, monitored)))
+        monitored = get_history()[: global_step // steps_per_epoch] if options.follows_monitor else ()
+        return float(compute_factor(options, ScheduleState(global_step, total_steps, steps_per_epoch, monitored)))
 
     factor(0)  # Raise now if the options do not fit.
     return factor
@@ -119,9 +119,9 @@ def cosine(options: CosineOptions, state: ScheduleState) -> float:
     if warmup >= state.total_steps:
         epochs = state.total_steps // state.steps_per_epoch
         raise ConfigError(f"schedule.warmup_epochs={options.warmup_epochs:g}: must be below epochs={epochs}")
-    if state.step < warmup:
-        return (state.step + 1) / (warmup + 1)  # A first step at 0 would train nothing.
-    return _cosine(1.0, options.final_factor, (state.step - warmup) / (state.total_steps - warmup))
+    if state.global_step < warmup:
+        return (state.global_step + 1) / (warmup + 1)  # A first step at 0 would train nothing.
+    return _cosine(1.0, options.final_factor, (state.global_step - warmup) / (state.total_steps - warmup))
 
 
 @SCHEDULES.register("one_cycle", OneCycleOptions)
@@ -132,17 +132,19 @@ def one_cycle(options: OneCycleOptions, state: ScheduleState) -> float:
     and divides by zero if the warm-up is a single step.
     """
     warmup = options.warmup * state.total_steps
-    if state.step < warmup:
-        return _cosine(options.start_factor, 1.0, state.step / warmup)
-    return _cosine(1.0, options.end_factor, (state.step - warmup) / (state.total_steps - warmup))
+    if state.global_step < warmup:
+        return _cosine(options.start_factor, 1.0, state.global_step / warmup)
+    return _cosine(1.0, options.end_factor, (state.global_step - warmup) / (state.total_steps - warmup))
 
 
 @SCHEDULES.register("step", StepDecayOptions)
 def step_decay(options: StepDecayOptions, state: ScheduleState) -> float:
     """Multiply the learning rate by a factor after some epochs, as torch's `StepLR` and `MultiStepLR` do."""
     if options.at_epochs is None:
-        return float(options.factor ** (state.step // (options.every_epochs * state.steps_per_epoch)))
-    return float(options.factor ** sum(state.step >= epoch * state.steps_per_epoch for epoch in options.at_epochs))
+        return float(options.factor ** (state.global_step // (options.every_epochs * state.steps_per_epoch)))
+    return float(
+        options.factor ** sum(state.global_step >= epoch * state.steps_per_epoch for epoch in options.at_epochs)
+    )
 
 
 @SCHEDULES.register("plateau", PlateauOptions)

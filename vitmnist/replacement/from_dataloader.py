@@ -1,43 +1,44 @@
 """Replaces a `DataLoader` by a `DataLoader` with the same batches that decodes each sample only once.
 
-A replacement has one of three forms, the fastest that fits:
+The invariant: a loop reads the same from the replacement as from the original, bit for bit, and leaves random
+generators in the same states. It holds for these reasons:
 
-1. Rows: a batch is gathered from rows of tensors. No sample is random, and each tensor of a batch has a row per sample.
-2. Samples: a batch is collated from stored samples by the original's function. No sample is random.
-3. Split samples: samples are stored before their first random transform. The others are applied in each epoch.
+- Order: the replacement is a `DataLoader` with the arguments of the original (`rebuild`), so torch draws the order.
+- Samples: only what is the same in each read is stored. `vitmnist.data.random_samples` alone decides that, for samples,
+  transforms and collate functions. The first random transform and all that follow it run in each epoch.
+- Checks: batches of both are compared before the replacement is returned (`check_same_batches`), and a later change of
+  the transforms is an error (`ChangeGuard`).
+
+`_build` chooses one of three forms, each in its module. Read them after `original_dataloader` and `decoded_dataset`:
+
+- `row_dataset`: a batch is gathered from rows of tensors. No sample is random, and each tensor has a row per sample.
+- `sample_dataset`: single samples are stored. Random ones are stored before their first random transform, which
+  `split_transforms` finds.
+- `tensor_dataset`: random transforms take uint8 tensors, in threads. `tensor_transforms` lists the supported ones.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from vitmnist.data.random_samples import RandomSampleError, call_and_check_random, choose_probes, read_probes
+from vitmnist.data.random_samples import RandomSampleError, choose_probes, read_probes
 from vitmnist.errors import ConfigError, DataError, UserError, format_error, suggest_names
-from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, materialize_or_collate
-from vitmnist.replacement.original_dataloader import (
-    COMPARED_SIZE,
-    check_replaceable,
-    check_same_batches,
-    collate_batch,
-    fetch_sample,
-    order_depends_on_workers,
-    rebuild,
-)
-from vitmnist.replacement.row_dataset import RowDataset, RowTensors, decode_rows
-from vitmnist.replacement.sample_dataset import SampleDataset, decode_samples
-from vitmnist.replacement.split_transforms import SplitTransforms
-from vitmnist.replacement.tensor_dataset import TensorTransformDataset, ThreadedDataLoader, check_rounding
-from vitmnist.replacement.tensor_transforms import build_tensor_pipeline
+from vitmnist.replacement.decoded_dataset import DecodedDataset
+from vitmnist.replacement.original_dataloader import check_replaceable, fetch_sample
+from vitmnist.replacement.row_dataset import NoRowPerSampleError, replace_by_rows
+from vitmnist.replacement.sample_dataset import replace_by_samples
+from vitmnist.replacement.split_transforms import split_transforms
+from vitmnist.replacement.tensor_dataset import apply_to_tensors, check_supported
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.memory import OutOfSpaceError, keep_freed_memory
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.store.rows import StoreOptions
-from vitmnist.store.tree import copy_tree
 
 
 def from_dataloader(
@@ -91,16 +92,15 @@ def from_dataloader(
     if choose_device("auto").type == "cpu":
         keep_freed_memory()
     in_memory, in_file = StoreOptions(), StoreOptions(Path(folder).expanduser(), fingerprint)
-    to_tensors = transforms == "tensor"
-    if loader != "auto":
-        return _replace(dataloader, in_memory if loader == "ram" else in_file, to_tensors)
+    replace = partial(_replace, dataloader, to_tensors=transforms == "tensor")
     try:
-        try:
-            return _replace(dataloader, in_memory, to_tensors)
-        except OutOfSpaceError:
-            return _replace(dataloader, in_file, to_tensors)
+        if loader == "auto":
+            with suppress(OutOfSpaceError):  # In a handler, its traceback would keep the samples decoded so far.
+                return replace(in_memory)
+        return replace(in_memory if loader == "ram" else in_file)
     except UserError as error:
-        if to_tensors:
+        # Only `auto` may return the original: a user who names a loader or transforms="tensor" relies on its speed.
+        if loader != "auto" or transforms == "tensor":
             raise
         warnings.warn(f"from_dataloader returns the DataLoader as it is, undecoded: {error}", stacklevel=2)
         return dataloader
@@ -109,10 +109,49 @@ def from_dataloader(
 def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
     """Build a replacement that stores its samples as `options` say. Raises the errors of `from_dataloader`."""
     check_replaceable(dataloader)
-    name = "cache" if options.folder else "ram"
+    dataset: Any = dataloader.dataset
+    with _explain_errors("cache" if options.folder else "ram"), preserve_random_state(dataset, dataloader.collate_fn):
+        probes = choose_probes(len(dataset))
+        while True:
+            try:
+                replacement = _build(dataloader, options, to_tensors, probes)
+                break
+            except RandomSampleError as error:
+                # Only decoding all samples shows whether they are like the probes: a random one becomes a probe too.
+                if error.index in probes:
+                    raise
+                probes = sorted({*probes, error.index})
+    decoded: Any = replacement.dataset
+    decoded.change_guard.allow_changes_by_reading(dataloader.collate_fn)
+    return replacement
+
+
+def _build(
+    dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool, probes: Sequence[int]
+) -> DataLoader[Any]:
+    """Build the form of replacement that fits the probes, which are the indices of some samples.
+
+    Raises `RandomSampleError` if any sample is random and this form would store it.
+    """
+    dataset: Any = dataloader.dataset
+    samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
+    if random_sample:
+        split = split_transforms(dataset, probes)
+        if to_tensors:
+            check_supported(dataloader, split)
+        decoded = [fetch_sample(split.decode, index) for index in probes]
+        exact = replace_by_samples(dataloader, options, decoded, split)
+        return apply_to_tensors(exact, split, probes) if to_tensors else exact
+    with suppress(NoRowPerSampleError):  # In a handler, its traceback would keep the rows decoded so far.
+        return replace_by_rows(dataloader, options, probes, samples)
+    return replace_by_samples(dataloader, options, samples)
+
+
+@contextmanager
+def _explain_errors(name: str) -> Iterator[None]:
+    """Begin the message of an error with the name of the loader, and turn an unknown error into a `DataError`."""
     try:
-        with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
-            replacement = _build(dataloader, options, to_tensors)
+        yield
     except RandomSampleError as error:
         raise ConfigError(
             f"{name}: {error} apart from the transforms in the attributes transform and transforms of the dataset (not "
@@ -123,116 +162,3 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
         raise
     except Exception as error:  # The dataset and the collate function can raise any error.
         raise DataError(f"{name}: {format_error(error)}") from error
-    decoded: Any = replacement.dataset
-    decoded.transform_guard.start(dataloader.collate_fn)
-    return replacement
-
-
-def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool) -> DataLoader[Any]:
-    """Build the form of replacement that fits some samples, the probes.
-
-    Only decoding all samples shows whether the others are like the probes. A random sample that it reveals becomes
-    another probe.
-
-    Raises:
-        RandomSampleError: a sample is random apart from its transforms.
-    """
-    probes = choose_probes(len(dataloader.dataset))  # type: ignore[arg-type]
-    while isinstance(result := _build_for_probes(dataloader, options, to_tensors, probes), RandomSampleError):
-        if result.index in probes:
-            raise result
-        probes = sorted({*probes, result.index})
-    return result
-
-
-def _build_for_probes(
-    dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any] | RandomSampleError:
-    """Build the form that fits the probes. Returns an error if decoding reveals a random sample that does not fit."""
-    dataset: Any = dataloader.dataset
-    try:
-        samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
-        if random_sample:
-            return _build_from_split_samples(dataloader, options, SplitTransforms(dataset, probes), to_tensors)
-        replacement = _build_from_rows(dataloader, options, probes, samples)
-        return _build_from_samples(dataloader, options, samples) if replacement is None else replacement
-    except RandomSampleError as error:
-        return error
-
-
-def _build_from_rows(
-    dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
-) -> DataLoader[Any] | None:
-    """Build a replacement that gathers batches from rows of tensors. Returns None if a batch has no row per sample.
-
-    Args:
-        samples: the samples with the indices `probes`.
-    """
-    size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
-
-    def collate() -> object:
-        return collate_batch(dataloader.collate_fn, copy_tree(list(samples[:size])), probes)
-
-    batch, reason = call_and_check_random(collate, (dataloader.dataset, dataloader.collate_fn), always_repeat=True)
-    example = None if reason else RowTensors.from_batch(batch, size)
-    rows = example and decode_rows(dataloader, example, options)
-    if not rows:
-        return None
-    keeps_workers = order_depends_on_workers(dataloader)
-    draws_early = dataloader.num_workers > 0 and not keeps_workers
-    replacement = rebuild(
-        dataloader,
-        DecodedDataLoader,
-        dataset=RowDataset(dataloader.dataset, rows, draws_early),  # type: ignore[arg-type]
-        collate_fn=partial(materialize_or_collate, dataloader.collate_fn),
-        num_workers=dataloader.num_workers if keeps_workers else 0,
-    )
-    try:
-        check_same_batches(dataloader, replacement, with_single_samples=True)
-    except DataError:
-        if options.fingerprint:  # The file of a fingerprint can hold other samples.
-            raise
-        return None
-    return replacement
-
-
-def _build_from_samples(
-    dataloader: DataLoader[Any], options: StoreOptions, examples: Sequence[object], split: SplitTransforms | None = None
-) -> DataLoader[Any]:
-    """Build a replacement that stores single samples, and makes batches with the original's collate function.
-
-    Args:
-        examples: some decoded samples.
-        split: has the random transforms to apply in each epoch. None: no sample is random.
-    """
-    dataset: Any = dataloader.dataset
-    samples = decode_samples(dataloader, split.decode if split else dataset.__getitem__, examples, options)
-    replacement = rebuild(dataloader, DecodedDataLoader, dataset=SampleDataset(dataset, samples, split))
-    check_same_batches(dataloader, replacement)
-    return replacement
-
-
-def _build_from_split_samples(
-    dataloader: DataLoader[Any], options: StoreOptions, split: SplitTransforms, to_tensors: bool
-) -> DataLoader[Any]:
-    """Build a replacement that applies random transforms in workers, or to tensors in threads.
-
-    Raises:
-        ConfigError: the transforms cannot be applied to tensors, or the pixels differ by more than rounding.
-    """
-    if to_tensors:
-        if dataloader.collate_fn is not default_collate:
-            raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
-        for transforms in split.random_transforms:
-            build_tensor_pipeline(transforms)
-    exact = _build_from_samples(dataloader, options, split.decoded_probes, split)
-    if not to_tensors:
-        return exact
-    decoded: Any = exact.dataset
-    on_tensors = TensorTransformDataset(decoded, split)
-    try:
-        check_rounding(split, decoded.encoded_samples, on_tensors.encoded_samples)
-    except DataError as error:
-        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    collate = partial(materialize_or_collate, default_collate)
-    return rebuild(exact, ThreadedDataLoader, dataset=on_tensors, collate_fn=collate)

@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 from vitmnist.data.random_samples import has_set_epoch
 from vitmnist.errors import ConfigError, DataError, as_data_error
-from vitmnist.runtime.random_state import preserve_random_state, seed_generators
+from vitmnist.runtime.random_state import RandomState, seed_generators
 from vitmnist.store.read_in_chunks import count_reading_workers, read_in_chunks
 from vitmnist.store.tree import find_difference
 
@@ -108,27 +108,23 @@ def read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample
 def check_same_batches(
     original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
 ) -> None:
-    """Compare some batches bit for bit. Raises `DataError` if they differ.
-
-    Args:
-        with_single_samples: also compare batches of a single sample. They reveal padding to the longest sample, even if
-            the samples of the other compared batches happen to be equally long.
-    """
+    """Compare some batches bit for bit. Raises `DataError` if they differ."""
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     batches = shuffled.split(size)[:COMPARED_BATCHES]
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
-    if with_single_samples:
+    if with_single_samples:  # They reveal padding to the longest sample, even if other batches need none.
         compared += shuffled[:COMPARED_SINGLE_SAMPLES].split(1)
+    state = RandomState(original.dataset, original.collate_fn, replacement.dataset, replacement.collate_fn)
     # Compare a batch again with other random numbers, as in a second epoch: it differs if a transform changes data of
     # the original dataset in place.
     for batch_index, indices in enumerate(rows.tolist() for rows in [*compared, *compared[:1]]):
         batches = []
         for dataloader in (replacement, original):
-            with preserve_random_state(dataloader.dataset, dataloader.collate_fn):
-                seed_generators(0, batch_index, 0)
-                samples = fetch_samples(dataloader.dataset, indices)
-                batches.append(collate_batch(dataloader.collate_fn, samples, indices))
+            seed_generators(0, batch_index, 0)
+            samples = fetch_samples(dataloader.dataset, indices)
+            batches.append(collate_batch(dataloader.collate_fn, samples, indices))
+            state.restore()
         if difference := find_difference(*batches):
             names = ", ".join(map(str, indices[:3]))
             raise DataError(

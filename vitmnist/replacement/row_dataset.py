@@ -1,10 +1,13 @@
-"""Decodes the samples of a `DataLoader` once into rows of tensors, and gathers batches from the rows."""
+"""Replaces a `DataLoader` whose batches are tensors with a row per sample: a batch is gathered from decoded rows.
+
+Some samples, each decoded chunk of samples and some batches are checked for such rows. `NoRowPerSampleError` tells
+`from_dataloader` to store single samples instead.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,13 +18,18 @@ from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
 from vitmnist.errors import DataError, as_data_error
-from vitmnist.replacement.decoded_dataset import DecodedDataset, DeferredBatch
-from vitmnist.replacement.original_dataloader import collate_batch, fetch_samples, read_all
-from vitmnist.replacement.split_transforms import list_transforms
+from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
+from vitmnist.replacement.original_dataloader import (
+    COMPARED_SIZE,
+    check_same_batches,
+    collate_batch,
+    fetch_samples,
+    order_depends_on_workers,
+    read_all,
+)
 from vitmnist.runtime.memory import check_fits
-from vitmnist.store.read_in_chunks import MapStyleDataset
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
-from vitmnist.store.tree import find_difference, flatten_tree, iterate_paths, unflatten_tree
+from vitmnist.store.tree import copy_tree, find_difference, flatten_tree, iterate_paths, unflatten_tree
 
 
 class NoRowPerSampleError(DataError):
@@ -36,15 +44,17 @@ class RowTensors:
     structure: object
 
     @classmethod
-    def from_batch(cls, batch: object, size: int) -> RowTensors | None:
-        """Flatten a batch. Returns None unless it has tensors, and each has `size` rows."""
+    def from_batch(cls, batch: object, size: int) -> RowTensors:
+        """Flatten a batch. Raises `NoRowPerSampleError` unless it has tensors, and each has `size` rows."""
         leaves, structure = flatten_tree(batch)
         for leaf in leaves:
             # Gathering would lose the type of a subclass, and `requires_grad`.
             is_plain = type(leaf) is Tensor and leaf.layout == torch.strided and not leaf.is_nested
             if not is_plain or leaf.requires_grad or not leaf.dim() or len(leaf) != size:
-                return None
-        return cls(tuple(leaves), structure) if leaves else None
+                raise NoRowPerSampleError
+        if not leaves:
+            raise NoRowPerSampleError
+        return cls(tuple(leaves), structure)
 
     @property
     def signature(self) -> list[str]:
@@ -64,45 +74,45 @@ class RowTensors:
 
 
 class RowDataset(DecodedDataset):
-    """A decoded dataset that gathers each batch from rows of tensors.
+    """A decoded dataset that gathers each batch from rows of tensors."""
 
-    Args:
-        draws_early: draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is
-            then independent of random numbers that the loop draws before the first batch, for example for another
-            loader in a `zip`.
-    """
-
-    def __init__(self, original: MapStyleDataset, rows: RowTensors, draws_early: bool) -> None:
-        self.row_tensors, self.draws_early = rows, draws_early
-        super().__init__(original, list_transforms(original))
+    row_tensors: RowTensors
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         return DeferredBatch(self.row_tensors.gather, indices)
 
 
-def decode_rows(dataloader: DataLoader[Any], example: RowTensors, options: StoreOptions) -> RowTensors | None:
-    """Decode all samples of a dataset into rows of tensors. Returns None if a batch has no row for each sample.
+def replace_by_rows(
+    dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
+) -> DataLoader[Any]:
+    """Build a replacement that gathers batches from rows of tensors, or raise `NoRowPerSampleError`.
 
     Args:
-        example: a batch of some samples.
-
-    Raises:
-        DataError: a sample cannot be read.
-        OutOfSpaceError: memory or disk is too small.
-        RandomSampleError: a sample is random.
+        samples: the samples with the indices `probes`.
     """
     dataset: Any = dataloader.dataset
-    size = len(dataset)
-    read = partial(_read_rows, dataset, dataloader.collate_fn, example)
+    collate = dataloader.collate_fn
+    size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
+    example = _collate_rows(collate, list(samples[:size]), probes[:size], always_repeat=True)
     sample_nbytes = sum(tensor[0].nbytes for tensor in example.tensors)
-    chunks = partial(read_all, dataloader, read, sample_nbytes)
     if not options.folder:
-        check_fits("ram", sample_nbytes * size, torch.device("cpu"))
-    contents = options.fingerprint and f"{options.fingerprint}, {size} samples, {example.signature}"
+        check_fits("ram", sample_nbytes * len(dataset), torch.device("cpu"))
+    chunks = partial(read_all, dataloader, partial(_read_rows, dataset, collate, example), sample_nbytes)
+    contents = options.fingerprint and f"{options.fingerprint}, {len(dataset)} samples, {example.signature}"
     files = [str(index) for index in range(len(example.tensors))]
-    with suppress(NoRowPerSampleError):
-        return RowTensors(store_rows(chunks, size, replace(options, fingerprint=contents), files), example.structure)
-    return None
+    tensors = store_rows(chunks, len(dataset), replace(options, fingerprint=contents), files)
+    rows = RowTensors(tensors, example.structure)
+    # Gathering a batch takes less time than receiving it from a worker.
+    workers = dataloader.num_workers if order_depends_on_workers(dataloader) else 0
+    decoded = RowDataset(dataset, row_tensors=rows, draws_early=workers < dataloader.num_workers)
+    replacement = DecodedDataLoader.from_original(dataloader, decoded, workers)
+    try:
+        check_same_batches(dataloader, replacement, with_single_samples=True)
+    except DataError as error:
+        if options.fingerprint:  # The file of a fingerprint can hold other samples.
+            raise
+        raise NoRowPerSampleError from error
+    return replacement
 
 
 def _read_rows(
@@ -110,9 +120,8 @@ def _read_rows(
 ) -> tuple[Tensor, ...]:
     """Decode samples into rows.
 
-    Raises:
-        RandomSampleError: a sample is random.
-        NoRowPerSampleError: samples differ in shape, or collating them is random or gives other rows than `example`.
+    Raises `NoRowPerSampleError` if samples differ in shape, or if collating them is random or gives other rows than
+    `example`, and `RandomSampleError` if a sample is random.
     """
     with refuse_random_samples(dataset.__getitem__, indices, dataset):
         samples = fetch_samples(dataset, indices)
@@ -120,17 +129,29 @@ def _read_rows(
         raise NoRowPerSampleError
     middle = 0 if collate is default_collate else len(samples) // 2
     try:
-        batch, reason = call_and_check_random(
-            partial(collate_batch, collate, samples, indices), collate, always_repeat=False
-        )
-        rows = None if reason else RowTensors.from_batch(batch, len(indices))
+        rows = _collate_rows(collate, samples, indices, always_repeat=False)
         # A value that depends on the whole batch, such as a mean, would differ in a batch of half of the samples.
         for span in (slice(middle), slice(middle, None)) if middle else ():
             half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
-            if not rows or not half or find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
+            if find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
                 raise NoRowPerSampleError
     except DataError as error:  # These samples may never form a batch.
         raise NoRowPerSampleError from error
-    if not rows or rows.signature != example.signature:
+    if rows.signature != example.signature:
         raise NoRowPerSampleError
     return rows.tensors
+
+
+def _collate_rows(
+    collate: Callable[[list[Any]], object], samples: list[Any], indices: Sequence[int], *, always_repeat: bool
+) -> RowTensors:
+    """Collate samples into rows. `always_repeat` is as in `call_and_check_random`."""
+
+    def make_batch() -> object:
+        # The second call needs unchanged samples, and a collate function can modify them.
+        return collate_batch(collate, copy_tree(samples) if always_repeat else samples, indices)
+
+    batch, reason = call_and_check_random(make_batch, collate, always_repeat=always_repeat)
+    if reason:
+        raise NoRowPerSampleError
+    return RowTensors.from_batch(batch, len(indices))

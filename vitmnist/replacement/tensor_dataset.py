@@ -10,18 +10,17 @@ Only the thread of the training loop draws random numbers, in this order:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, cycle
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from vitmnist.data.sources import collate_with
-from vitmnist.errors import DataError, as_data_error
+from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
-from vitmnist.replacement.original_dataloader import order_depends_on_workers
-from vitmnist.replacement.sample_dataset import SampleDataset
+from vitmnist.replacement.original_dataloader import order_depends_on_workers, rebuild
 from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
@@ -60,27 +59,41 @@ class PendingSample:
 
 
 class TensorTransformDataset(DecodedDataset):
-    """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors.
+    """A decoded dataset that draws the parameters of random transforms, and applies the transforms to uint8 tensors."""
 
-    Args:
-        exact: the same samples with PIL images.
-        split: has the random transforms of each attribute of the original.
-    """
-
-    def __init__(self, exact: SampleDataset, split: SplitTransforms) -> None:
-        self.encoded_samples = replace(exact.encoded_samples, as_tensors=True)
-        self.random_transforms = split.random_transforms
-        super().__init__(exact.original, chain.from_iterable(split.deterministic_transforms))
+    encoded_samples: EncodedSamples
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
-        samples = draw_samples(self.encoded_samples, self.random_transforms, indices)
-        # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
-        return DeferredBatch(finish_batch, samples, allocate_batches(samples))
+        assert self.split_transforms
+        return draw_batch(self.encoded_samples, self.split_transforms.random, indices)
 
 
-def draw_samples(
-    samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]
-) -> list[PendingSample]:
+def check_supported(dataloader: DataLoader[Any], split: SplitTransforms) -> None:
+    """Raise `ConfigError` unless the random transforms can be applied to tensors. Nothing is decoded."""
+    if dataloader.collate_fn is not default_collate:
+        raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
+    for transforms in split.random:
+        build_tensor_pipeline(transforms)
+
+
+def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
+    """Apply the random transforms of a replacement to tensors in threads, instead of to PIL images in workers.
+
+    Args:
+        exact: the result of `replace_by_samples`.
+        probes: indices of the samples whose pixels are compared. A larger difference raises `ConfigError`.
+    """
+    images: Any = exact.dataset
+    encoded = replace(images.encoded_samples, as_tensors=True)
+    try:
+        check_rounding(split, probes, images.encoded_samples, encoded)
+    except DataError as error:
+        raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
+    tensors = TensorTransformDataset(images.original, split, encoded_samples=encoded)
+    return rebuild(exact, ThreadedDataLoader, dataset=tensors)
+
+
+def draw_batch(samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> DeferredBatch:
     """Draw the parameters of the random transforms of each sample from torch's global generator."""
     pipelines = list(map(build_tensor_pipeline, random))
     drawn = []
@@ -89,7 +102,12 @@ def draw_samples(
             decoded, calls = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
             drawn.append(PendingSample(index, decoded, images))
-    return drawn
+    # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
+    batches = [
+        torch.empty((len(drawn), *image.shape), dtype=torch.float32 if image.pipeline.to_float else image.image.dtype)
+        for image in drawn[0].images
+    ]
+    return DeferredBatch(finish_batch, drawn, batches)
 
 
 def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
@@ -99,19 +117,11 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
     return ParameterizedImage(image, *draw_parameters(pipeline.transforms, tuple(image.shape)), pipeline)
 
 
-def allocate_batches(samples: Sequence[PendingSample]) -> list[Tensor]:
-    """Allocate a batch `[B, C, H, W]` for each image of a sample."""
-    return [
-        torch.empty((len(samples), *drawn.shape), dtype=torch.float32 if drawn.pipeline.to_float else drawn.image.dtype)
-        for drawn in samples[0].images
-    ]
-
-
 def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
     Args:
-        batches: the result of `allocate_batches`. The images are written into it.
+        batches: a batch `[B, C, H, W]` for each image of a sample. The images are written into it.
     """
 
     def finish_sample(position: slice) -> None:
@@ -144,25 +154,25 @@ def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
         row.sub_(mean.to(row.dtype)).div_(std.to(row.dtype))
 
 
-def check_rounding(split: SplitTransforms, images: EncodedSamples, tensors: EncodedSamples) -> None:
+def check_rounding(
+    split: SplitTransforms, probes: Sequence[int], images: EncodedSamples, tensors: EncodedSamples
+) -> None:
     """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
-    The probes of `split` are compared before normalisation.
-
     Args:
+        probes: indices of the samples to compare, before normalisation.
         images: the decoded samples with PIL images.
         tensors: the decoded samples with tensors.
     """
-    random = [
-        [step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random_transforms
-    ]
-    for index in split.probes:
+    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
+    unnormalized = replace(split, random=random)
+    for index in probes:
         with preserve_random_state():
             seed_generators(0, 0, index)
-            expected = default_collate([split.transform(images.load(index), random)])
+            expected = default_collate([unnormalized.transform(images.load(index))])
             seed_generators(0, 0, index)
-            samples = draw_samples(tensors, random, [index])
-        actual = finish_batch(samples, allocate_batches(samples))
+            drawn = draw_batch(tensors, random, [index])
+        actual = drawn()
         with as_data_error(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
                 if isinstance(leaf, Tensor):
@@ -190,7 +200,7 @@ class ThreadedDataLoader(DecodedDataLoader):
         needs_workers = not self.in_order or self.worker_init_fn is not None or order_depends_on_workers(self)
         if not self.num_workers or needs_workers or not isinstance(self.dataset, TensorTransformDataset):
             return super().__iter__()
-        self.dataset.transform_guard.check()
+        self.dataset.change_guard.check()
         base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator))
         drawn = self._draw_batches(self.dataset, base_seed, list(self.batch_sampler or ()))
         return BackgroundMap(self._collate_and_pin, drawn, BATCHES_AHEAD, BATCHES_AHEAD)

@@ -1,4 +1,9 @@
-"""Applies torchvision's transforms to uint8 tensors instead of PIL images, and draws their parameters in advance."""
+"""Applies torchvision's transforms to uint8 tensors instead of PIL images, and draws their parameters in advance.
+
+To support another random transform, add its name to `SAME_DRAWS_IN_V2`, and an example to `of_either_version` in
+tests/replacement/test_tensor_dataset.py. If v1 and v2 draw different numbers, add it to `RANDOM_TRANSFORMS` alone, and
+`_draw_transform` needs a case for v1. If it changes the shape, `draw_parameters` needs the new shape.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -18,7 +23,7 @@ Shape = tuple[int, ...]
 V1, V2 = "torchvision.transforms.transforms", "torchvision.transforms.v2."
 """The module of torchvision's transforms of v1, and the prefix of the modules of v2."""
 SAME_DRAWS_IN_V2 = ("RandomResizedCrop", "RandomHorizontalFlip", "RandomVerticalFlip", "ColorJitter", "RandomRotation")
-"""The random transforms that draw the same numbers in v1 and v2."""
+"""The random transforms that draw the same numbers in v1 and v2. Those of v1 are applied as v2, which is faster."""
 RANDOM_TRANSFORMS = ("RandomCrop", *SAME_DRAWS_IN_V2)
 """The supported random transforms."""
 SHAPE_TRANSFORMS = ("Resize", "CenterCrop", "Pad", "Grayscale")

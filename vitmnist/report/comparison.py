@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
+from vitmnist.report.statistics import MIN_ROUNDS, ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.runs import Run
 
@@ -27,7 +27,7 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
-MAX_LABEL = 37
+MAX_LABEL = 34
 """The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
 
 
@@ -141,20 +141,36 @@ class Comparison:
         return sorted((row for row in self.rows if row.rounds), key=lambda row: row.median_s)
 
     @cached_property
-    def _ratios(self) -> PairwiseComparison[ReportRow]:
+    def _times(self) -> dict[ReportRow, dict[str, float]]:
+        """The seconds per epoch of each timed row by round."""
         # Runs of several seeds in a round share the state of the machine, so they count as one.
         rounds = {row: row.rounds.items() for row in self.timed_rows}
-        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
-        return PairwiseComparison(times, as_ratios=True)
+        return {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
+
+    @cached_property
+    def _ratios(self) -> PairwiseComparison[ReportRow]:
+        return PairwiseComparison(self._times, as_ratios=True)
 
     @cached_property
     def time_groups(self) -> dict[str, list[ReportRow]]:
-        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders."""
+        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders.
+
+        Rows with enough rounds come first, in the order of their times in the rounds that all of them have.
+        """
         groups: dict[str, list[ReportRow]] = defaultdict(list)
         for row in self.sorted_rows:
             if row.rounds:
                 groups[row.label_without_loader].append(row)
-        return dict(groups) if any(len(rows) > 1 for rows in groups.values()) else {"": self.timed_rows}
+        if all(len(rows) == 1 for rows in groups.values()):
+            groups = defaultdict(list, {"": self.timed_rows})
+        for rows in groups.values():
+            rounds = [set(row.rounds) for row in rows if len(row.rounds) >= MIN_ROUNDS]
+            common = set.intersection(*rounds) if rounds else set()
+            medians = {
+                row: median(self._times[row][name] for name in common & row.rounds.keys() or row.rounds) for row in rows
+            }
+            rows.sort(key=lambda row: (len(row.rounds) < MIN_ROUNDS, medians[row]))
+        return dict(groups)
 
     @cached_property
     def baselines(self) -> dict[ReportRow, ReportRow]:
@@ -180,11 +196,6 @@ class Comparison:
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
-    @property
-    def selected_epoch(self) -> str:
-        """The epoch that the quality of a run is taken from."""
-        return {"validation": "best epoch", "test": "last epoch"}.get(self.eval_split, "best or last epoch")
-
     @cached_property
     def eval_split(self) -> str:
         """The split that each epoch was evaluated on; `evaluation` if it is not the same for all runs."""
@@ -205,15 +216,29 @@ class Comparison:
                 groups[row.label_without_loader].setdefault(seeds, value)
         return dict(sorted(groups.items(), key=lambda group: -self.metric.sign * fmean(group[1].values())))
 
-    def best_runs(self, row: ReportRow) -> list[Run]:
-        """The runs of a row with the best value of the monitored metric, one per seed; without any, its first run."""
+    def best_run(self, row: ReportRow) -> Run:
+        """The run of a row with the best value of the monitored metric, the first of equal ones or if none has any."""
         gains = {seeds: self.metric.sign * value for seeds, value in row.quality_by_seed(self.metric.name).items()}
         best = [row.runs_by_seed[seeds] for seeds in gains if gains[seeds] == max(gains.values())]
-        return sorted(best, key=row.runs.index) or row.runs[:1]
+        return min(best or row.runs, key=row.runs.index)
 
     @property
     def quality_differs(self) -> bool:
         return len({fmean(values.values()) for values in self.quality_by_seed.values()}) > 1
+
+    @cached_property
+    def leads(self) -> dict[str, ConfidenceInterval | None]:
+        """The lead of the best setting over each other, None with too few seeds in common; empty if all are equal."""
+        # A positive gain is an improvement, whatever the direction of the metric.
+        groups, sign = self.quality_by_seed if self.quality_differs else {}, self.metric.sign
+        gains = {name: {seed: sign * value for seed, value in values.items()} for name, values in groups.items()}
+        differences = PairwiseComparison(gains)
+        return {other: differences.compare(next(iter(gains)), other) for other in [*gains][1:]}
+
+    @property
+    def within_noise(self) -> list[str]:
+        """The settings whose quality differs from the best one by no more than noise."""
+        return [setting for setting, lead in self.leads.items() if lead and lead.low <= 0]
 
     @cached_property
     def sorted_rows(self) -> list[ReportRow]:
@@ -227,8 +252,8 @@ class Comparison:
     def numbers(self) -> dict[str, str]:
         """The number of each setting, such as `#1`, in the order of the rows; empty if all settings are short."""
         settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
-        is_long = any(len(round_floats(row.label)) > MAX_LABEL for row in self.rows)
-        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long and any(settings) else {}
+        is_long = any(len(round_floats(setting)) > MAX_LABEL for setting in settings)
+        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long else {}
 
     @property
     def machine_and_data(self) -> str:

@@ -22,14 +22,14 @@ from vitmnist.timing.table import Spread, format_seconds
 BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#6E7781"
 """Colours that are distinguishable with any colour vision (Okabe and Ito, Color Universal Design, 2008)."""
 PHASES: dict[str, dict[str, Any]] = {
-    "waiting for data": {"fill": False, "hatch": "/////"},
-    "training steps": {},
+    "waiting": {"fill": False, "hatch": "/////"},
+    "training": {},
     "evaluation, saving": {"alpha": 0.35},
 }
 """The parts of an epoch and their styles."""
 CURVES: dict[str, Any] = {"best": (BLUE, "-"), "middle": (GREEN, "--"), "worst": (ORANGE, ":")}
 """The colours and line styles of the loss curves."""
-WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.8, 0.44, 2.1
+WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.0, 0.44, 2.1
 """The width of a panel, and the heights of a row and of the loss curves, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
@@ -37,7 +37,9 @@ STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
 STACK_STEP, DOT_WIDTH = 0.12, 0.025
 """How far a dot is moved up from another at its place, in rows, and the width of a dot, as a share of the axis."""
-MAX_ROWS, LINE_LENGTH = 30, 54
+MIN_SHARE = 0.02
+"""A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
+MAX_ROWS, LINE_LENGTH = 30, 44
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
@@ -71,43 +73,40 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     if rows:
         yield _draw_times(comparison, rows)
     curves: dict[tuple[float, ...], str] = {}
-    has_settings = len({row.label_without_loader for row in comparison.rows}) > 1
     for row in comparison.sorted_rows:
-        for run in comparison.best_runs(row)[:1] if has_settings else row.runs:
+        setting = row.label_without_loader
+        for run in [comparison.best_run(row)] if setting else row.runs:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
-                # Settings with equal losses, as with other loaders, have one curve.
+                # Runs with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
-                setting = row.label_without_loader
-                curves.setdefault(losses, comparison.numbers.get(setting, setting) if has_settings else "")
+                curves.setdefault(losses, comparison.numbers.get(setting, setting) or run.seeds)
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        title = f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch{', best run of each' * has_settings}"
-        yield _draw_curves(title, ranked)
+        yield _draw_curves(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch", ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
     """Draw a dot for each seed, and behind the dots a tick for their mean. All loaders of a setting have one row."""
     metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
-    dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 6, "markeredgecolor": "white"}
-    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 12, "markeredgewidth": 2}
+    dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
+    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 10, "markeredgewidth": 2}
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
-    figure, axes = _create_rows(f"{comparison.title(metric)} ({comparison.selected_epoch})", legend, len(groups))
-    labels = [comparison.numbers.get(label, label) or "all runs" for label, _ in groups]
-    means = [fmean(values.values()) for _, values in groups]
-    seeds = [value for _, values in groups for value in values.values()]
-    width = DOT_WIDTH * (max(seeds) - min(seeds))
-    for position, (_, values) in enumerate(groups):
-        _label_row(axes, position, labels[position], format_quality(metric, means[position]))
+    selected_epoch = {"validation": " (best epoch)", "test": " (last epoch)"}.get(comparison.eval_split, "")
+    figure, axes = _create_rows(comparison.title(metric) + selected_epoch, legend, len(groups))
+    every_value = [value for _, values in groups for value in values.values()]
+    width = DOT_WIDTH * (max(every_value) - min(every_value))
+    for position, (label, by_seed) in enumerate(groups):
+        values, mean = sorted(by_seed.values()), fmean(by_seed.values())
+        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", format_quality(metric, mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
-            axes.plot(means[position], position, **tick)
-        accuracies = sorted(values.values())
-        below = [sum(value - width < other for other in accuracies[:index]) for index, value in enumerate(accuracies)]
-        axes.plot(accuracies, [position - STACK_STEP * count for count in below], **dot)
+            axes.plot(mean, position, **tick)
+        below = [sum(value - width < other for other in values[:index]) for index, value in enumerate(values)]
+        axes.plot(values, [position - STACK_STEP * count for count in below], **dot)
     return figure
 
 
@@ -132,19 +131,17 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             time = f"{format_seconds(line.epoch_s.median)} s{f', {ratio}' if ratio else ''}"
             _label_row(axes, position, line.loader if has_headings else setting, time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
-    keys = {
-        "whiskers: range": any(row.epoch_s and row.epoch_s.n > 1 for row in rows),
-        f"×: to the fastest{' of the setting' * has_headings}, beyond noise": is_compared,
-    }
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
-    axes.set_xlabel("; ".join(key for key, is_used in keys.items() if is_used), loc="left")
+    if any(row.epoch_s and row.epoch_s.n > 1 for row in rows):
+        ratio_key = f"; ×: to the fastest{' of its setting' * has_headings}" * is_compared
+        axes.set_xlabel(f"whiskers: range{ratio_key}", loc="left")
     return figure
 
 
 def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
     wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
-    waiting = wait.median if wait else 0.0
+    waiting = wait.median if wait and wait.median >= MIN_SHARE * time.median else 0.0
     ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
@@ -157,24 +154,15 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: s
 
 
 def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
-    """Draw the curves of the best, the middle and the worst of some settings; `ranked` has the best first.
-
-    Curves without a label are those of the seeds of a single setting, and all of them are drawn.
-    """
-    has_settings = all(label for _, label in ranked)
+    """Draw the curves of the best, the middle and the worst setting, or run; `ranked` has the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
-    if not has_settings:
-        names = dict.fromkeys(range(len(ranked)), "best")
     lines = []
     for index, name in sorted(names.items()):
-        losses, label = ranked[index]
-        colour, style = CURVES[name]
-        text = _shorten(f"{name} setting: {label}", LINE_LENGTH) if has_settings else "a seed"
-        epochs = range(1, len(losses) + 1)
-        lines.append(Line2D(epochs, losses, color=colour, linestyle=style, marker=".", label=text))
-    legend = lines if has_settings else lines[:1]
-    figure, axes = _create_panel(title, legend, CURVES_HEIGHT, columns=1, left=0.5)
+        (losses, label), (colour, style) = ranked[index], CURVES[name]
+        text = _shorten(f"{name}: {label}", LINE_LENGTH - 6)
+        lines.append(Line2D(range(1, len(losses) + 1), losses, color=colour, linestyle=style, marker=".", label=text))
+    figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5)
     axes.set_xlabel("epoch", loc="left")
     for line in lines:
         axes.add_line(line)
@@ -203,6 +191,7 @@ def _create_rows(title: str, legend: Sequence[Any], count: int) -> tuple[Figure,
     figure, axes = _create_panel(title, legend, ROW_HEIGHT * count)
     axes.spines.left.set_visible(False)
     axes.set(yticks=[], ylim=(count - 0.6, -0.7))
+    axes.locator_params(axis="x", nbins=6)
     return figure, axes
 
 

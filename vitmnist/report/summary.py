@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.statistics import MIN_ROUNDS, PairwiseComparison, format_range
+from vitmnist.report.statistics import MIN_ROUNDS, format_range
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
@@ -18,9 +18,9 @@ CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a vali
 
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
-    has_choice = comparison.quality_differs or any(len(values) > 1 for values in comparison.quality_by_seed.values())
-    choice = CHOSEN_ON_TEST if has_choice and comparison.eval_split == "test" else ""
-    sentences = [summarize_quality(comparison), choice, *summarize_times(comparison), summarize_launches(comparison)]
+    choice = CHOSEN_ON_TEST if comparison.quality_differs and comparison.eval_split == "test" else ""
+    quality = summarize_quality(comparison), summarize_noise(comparison), choice
+    sentences = *quality, *summarize_times(comparison), summarize_launches(comparison)
     return [*map(round_floats, filter(None, sentences))]
 
 
@@ -46,7 +46,7 @@ def summarize_quality(comparison: Comparison) -> str:
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
     name = f"{comparison.numbers[label]} ({label})" if comparison.numbers else label
-    return _add_noise(f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}.", comparison, label)
+    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}."
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -56,9 +56,9 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline; empty if it may be noise, or with fewer than three rounds."""
+    """Format the ratio to the baseline; empty if it may be noise, with fewer than three rounds or with other rounds."""
     baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
-    if not baseline or not ratio or not ratio.is_clear:
+    if not baseline or not ratio or not ratio.is_clear or row.rounds.keys() != baseline.rounds.keys():
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
@@ -71,27 +71,28 @@ def _count(values: Mapping[str, float]) -> str:
     return f"{len(values)} {'folds' if all('data.fold=' in seed for seed in values) else 'seeds'}"
 
 
-def _add_noise(finding: str, comparison: Comparison, best: str) -> str:
-    """Add to `finding` whether the best configuration leads by more than the noise over the seeds."""
-    metric, groups = comparison.metric, comparison.quality_by_seed
-    # A positive gain is an improvement, whatever the direction of the metric.
-    gains = {label: {seed: metric.sign * value for seed, value in groups[label].items()} for label in groups}
-    differences = PairwiseComparison(gains)
-    leads = [differences.compare(best, label) for label in groups if label != best]
+def summarize_noise(comparison: Comparison) -> str:
+    """Say whether the best setting leads by more than the noise over the seeds; empty if all have the same quality."""
+    if not comparison.leads:
+        return ""
+    best, leads = next(iter(comparison.quality_by_seed.values())), [*comparison.leads.values()]
     # A lead that is the same with every seed does not show the noise.
-    varying = [lead for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
-    lowest = [lead.low for lead in varying]
-    if len(groups[best]) >= MIN_ROUNDS and None in leads:
-        return f"{finding} {leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
+    lowest = [lead.low for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
+    if len(best) >= MIN_ROUNDS and None in leads:
+        return f"{leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
     if len(lowest) < len(leads):
-        seeds = f"{_count(groups[best])} do" if len(groups[best]) > 1 else "One seed does"
-        return f"{finding} {seeds} not show the noise; set seed=1,2,3 or more."
-    within_noise = sum(low <= 0 for low in lowest)
-    if within_noise:
-        others = "any other" if within_noise == len(lowest) else f"{within_noise} of {len(lowest)} others"
-        return f"{finding} {_count(groups[best])} are too few to separate it from {others}."
-    lead_text = format_quality(metric, min(lowest)).replace("%", " percentage points")
-    return f"{finding} That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+        seeds = f"{_count(best)} do" if len(best) > 1 else "One seed does"
+        return f"{seeds} not show the noise; set seed=1,2,3 or more."
+    if names := [comparison.numbers.get(setting, setting) for setting in comparison.within_noise]:
+        others = "any other: " if len(names) == len(leads) else ""
+        return f"{_count(best)} are too few to separate it from {others}{_list_names(names)}."
+    lead_text = format_quality(comparison.metric, min(lowest)).replace("%", " percentage points")
+    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+
+
+def _list_names(names: Sequence[str]) -> str:
+    """List at most three names, and count the others."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def summarize_times(comparison: Comparison) -> list[str]:
@@ -123,25 +124,20 @@ def summarize_launches(comparison: Comparison) -> str:
 
 def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRow]) -> str:
     """Name the row with the lowest time, and say which others take longer beyond noise."""
-    best = rows[0]
+    best, *others = rows
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
-    name = best.loader if has_loaders else best.label
+    names = {row: row.loader if has_loaders else row.label for row in rows}
     title = f"Lowest time at {comparison.numbers.get(setting, setting)}" if setting else "Lowest time"
-    ratios = {row: ratio for row in rows if (ratio := comparison.ratio(row))}
-    slower = [f"{row.loader} takes {ratio}" for row, ratio in ratios.items() if ratio.is_clear]
-    others = [row.loader for row, ratio in ratios.items() if not ratio.is_clear]
-    answer = [f"{title}: {name}, {_format_time(best.epoch_s)}."]
-    if ratios and not slower:
-        kind = "loader" if has_loaders else "configuration"
-        answer.append(f"No other {kind} differs beyond noise ({best.epoch_s.n} rounds).")
-    elif has_loaders and ratios:
-        noise = f"; {' and '.join(others)} {'are' if len(others) > 1 else 'is'} within noise of it" if others else ""
-        answer.append(f"Compared within each round, {', '.join(slower)}{noise}.")
-    elif others:
-        answer.append(f"Within noise of it: {len(others)} of {len(ratios)} others.")
-    if missing := [row.loader or row.label for row in rows[1:] if row not in ratios]:
-        answer.append(f"Not compared, with fewer than {MIN_ROUNDS} rounds in common: {', '.join(missing)}.")
+    ratios = {row: comparison.ratio(row) for row in others}
+    answer = [f"{title}: {names[best]}, {_format_time(best.epoch_s)}."]
+    slower = [f"{names[row]} takes {ratio}" for row, ratio in ratios.items() if ratio and ratio.is_clear]
+    if slower and has_loaders:
+        answer.append(f"Compared within each round, {', '.join(slower)}.")
+    if within_noise := [names[row] for row, ratio in ratios.items() if ratio and not ratio.is_clear]:
+        answer.append(f"Within noise of it: {_list_names(within_noise)}.")
+    if missing := [names[row] for row, ratio in ratios.items() if not ratio]:
+        answer.append(f"Not compared, with fewer than {MIN_ROUNDS} rounds in common: {_list_names(missing)}.")
     return " ".join(answer)
 
 

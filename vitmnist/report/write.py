@@ -22,7 +22,7 @@ from tabulate import tabulate
 from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare
+from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare, round_floats
 from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_range
 from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
@@ -35,6 +35,8 @@ Formatter = Callable[[str], str]
 """Formats a text for Markdown or a terminal."""
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
 """The template of the page, and the text that explains a report."""
+MARK = "†"
+"""The mark of a quality that the seeds do not separate from the best one."""
 RUN = "best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 
@@ -64,11 +66,11 @@ def format_markdown(
 ) -> str:
     """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
-    command = f"<small><code>{_escape(_find_command(folders, comparisons))}</code></small>"
+    parts.append(f"<small><code>{_escape(_find_command(folders, comparisons))}</code></small>")
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
-        heading, *sentences, about, table, details = _format_section(comparison, output, _escape, _link, "pipe")
-        parts += [f"## {heading}"] if len(comparisons) > 1 else []
-        parts += [*sentences, command, f"<small>{about}</small>", *([f"![Panels]({chart})"] if panels else []), table]
+        about, *sentences, table, details = _format_section(comparison, output, _escape, _link, "pipe")
+        parts += [f"## {about}" if len(comparisons) > 1 else f"<small>{about}</small>", *sentences]
+        parts += [f"![Panels]({chart})", table] if panels else [table]
         facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
         folded = {"Other metrics": details, "Machine, software and data": _format_table(facts, _escape, _link, "pipe")}
         for title, table in folded.items():
@@ -80,23 +82,23 @@ def format_markdown(
 def format_text(comparisons: Sequence[Comparison], output: Path) -> str:
     """Format the report for a terminal, without other metrics and without the facts about machine and software."""
     sections = [_format_section(comparison, output, _one_line, _one_line, "simple") for comparison in comparisons]
-    return "\n\n".join(part for _, *section, _ in sections for part in section)
+    return "\n\n".join(part for *section, _ in sections for part in section)
 
 
 def _format_section(
     comparison: Comparison, output: Path, clean: Formatter, link: Formatter, table_format: str
 ) -> list[str]:
-    """Format machine and data, the sentences, the date with machine and data, and both tables of a comparison."""
+    """Format the date with machine and data, the sentences, and both tables of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
-        best, *equal = comparison.best_runs(comparison.sorted_rows[0])
-        first += f" {'Its best' if comparison.quality_differs else 'Best'} run: {link(_relative_folder(best, output))}"
-        first += f", the first of {1 + len(equal)} equal runs." if equal else "."
+        best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
+        first += f" Best run: {link(_relative_folder(comparison.best_run(best), output))}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
-    machine = clean(comparison.machine_and_data)
-    about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {machine}"
+    about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
-    return [machine, first, *others, about, *(_format_table(rows, clean, link, table_format) for rows in tables)]
+    main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
+    note = f"\n\n{MARK} within noise of the best" * bool(comparison.within_noise)
+    return [about, first, *others, main + note, details]
 
 
 def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:
@@ -116,9 +118,8 @@ def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) ->
 
 
 def _link(path: str) -> str:
-    """Link to a run. A job of the reported sweep is named by its number, because the names of folders are long."""
-    job = re.fullmatch(r"(\d+)-[^/]*", path)
-    return f"[{f'job {job[1]}' if job else _escape(path)}]({quote(path)})"
+    """Link to the folder of a run by its name; a run outside of the report's folder also has the name of its parent."""
+    return f"[{_escape(round_floats('/'.join(path.split('/')[-2:])))}]({quote(path)})"
 
 
 def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
@@ -149,7 +150,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     settings: dict[str, list[str]] = {}
     for column in comparison.columns:
         settings[rows[0].names[column]] = [format_value(row.values.get(column, EMPTY_CELL)) for row in rows]
-    # Long settings stand after the metrics, so that a phone shows the metrics.
+    # Long settings stand after the metrics and the best run, so that a phone shows those.
     numbers = [comparison.numbers.get(row.label_without_loader, "") for row in rows]
     columns = {"setting": numbers} if comparison.numbers else dict(settings)
     if other_metrics:
@@ -157,6 +158,8 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
         for other in sorted(table.values(), key=lambda other: other.kind != "quality"):
             if other.column and other.name not in (metric.name, EPOCH_S.name):
                 columns |= _format_metric(comparison, other)
+        times = [row.epoch_s for row in rows]
+        columns["range of epoch, s"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
         columns |= settings
     else:
         columns |= _format_metric(comparison, metric)
@@ -164,24 +167,22 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
             columns |= _format_metric(comparison, replace(table["eval_acc"], name=TEST_ACC, column="test accuracy, %"))
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
-        times = [row.epoch_s for row in rows]
-        columns["range"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
+        columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
         columns |= settings | {"status": [row.status for row in rows]}
-        columns[RUN] = [_relative_folder(comparison.best_runs(row)[0], output) for row in rows]
     shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}
     return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
 def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
-    """Format a metric of all rows by its title: the epoch, and the statistic if a row has several values."""
-    title = comparison.title(metric)
+    """Format a metric of all rows by its title, with a mark at the quality of settings within noise of the best."""
+    title, rows = comparison.title(metric), comparison.sorted_rows
     if metric.kind == "quality":
-        by_row = [row.quality_by_seed(metric.name).values() for row in comparison.sorted_rows]
+        by_row = [row.quality_by_seed(metric.name).values() for row in rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
-        centre = ", mean ± sd" * any(len(values) > 1 for values in by_row)
-        return {f"{title} ({comparison.selected_epoch}{centre})": cells}
-    spreads = [row.spreads[metric.name] for row in comparison.sorted_rows]
-    title += " (median)" * any(spread and spread.n > 1 for spread in spreads)
+        marked = comparison.within_noise if metric is comparison.metric else []
+        marks = [f"{MARK} " * (row.label_without_loader in marked) for row in rows]
+        return {title: [mark + cell for mark, cell in zip(marks, cells, strict=True)]}
+    spreads = [row.spreads[metric.name] for row in rows]
     style = format_seconds if metric.digits is None else f"{{:,.{metric.digits}f}}".format
     return {title: [style(spread.median) if spread else EMPTY_CELL for spread in spreads]}
 
@@ -203,7 +204,7 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
                 cells[name] = fmean(values) if name not in row.spreads and values else spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
-            cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_runs(row)[0], output)}
+            cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
             rows.append(cells)
     return encode_csv(list(rows[0]), rows)
 
@@ -213,7 +214,8 @@ def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter,
     if not rows:
         return ""
     cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
-    numeric = [all(re.fullmatch(r"-?\d[\d.,e-]*( ± [\d.]+|×)?|–", row[title]) for row in rows) for title in rows[0]]
+    number = re.compile(rf"({MARK} )?-?\d[\d.,e-]*( ± [\d.]+|×)?|–")
+    numeric = [all(number.fullmatch(row[title]) for row in rows) for title in rows[0]]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]
     return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
 

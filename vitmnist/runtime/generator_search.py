@@ -6,6 +6,7 @@ import sys
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from inspect import getattr_static
 from logging import Logger
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -57,18 +58,18 @@ def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]
 def find_plain_attributes(instance: object) -> Iterator[tuple[str, StateAccess]]:
     """Yield the name and the state access of each attribute that is a number, a flag or a string."""
     own = getattr(instance, "__dict__", {})
-    attributes = ChainMap(own, *(vars(kind) for kind in type(instance).__mro__))  # type: ignore[arg-type]
 
     def read(name: str) -> object:
-        value = attributes.get(name)
+        # Holding the dictionaries of classes instead would lead searches through all their methods.
+        value = getattr_static(instance, name, None)
         return value if type(value) in PLAIN_TYPES else str(type(value))
 
     def write(name: str, value: object) -> None:
         if name in own and type(own[name]) in PLAIN_TYPES:
             own[name] = value
 
-    for name, value in attributes.items():
-        if type(value) in PLAIN_TYPES and not name.startswith("__"):
+    for name in ChainMap(own, *map(vars, type(instance).__mro__)):  # type: ignore[arg-type]
+        if not name.startswith("__") and type(getattr_static(instance, name)) in PLAIN_TYPES:
             yield f"{type(instance).__name__}.{name}", (partial(read, name), partial(write, name))
 
 

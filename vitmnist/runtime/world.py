@@ -21,7 +21,7 @@ class World:
 
     rank = 0
     size = 1
-    local_rank = 0
+    local_rank = 0  # The number of this rank on its machine
 
     @property
     def is_main(self) -> bool:

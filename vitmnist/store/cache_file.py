@@ -15,10 +15,11 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 import numpy as np
@@ -56,7 +57,7 @@ def open_or_write_cache(
     fingerprint: str | None,
     size: int,
     decode: Callable[[], Chunks],
-    metadata: Callable[[], dict[str, Any]] = dict,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
     names: Sequence[str] = ("images", "labels"),
 ) -> CacheEntry:
     """Open the cache of `fingerprint` in `folder`. If it is missing or damaged, one process decodes while others wait.
@@ -64,14 +65,14 @@ def open_or_write_cache(
     Args:
         fingerprint: identifies the contents. None: the files disappear with the tensors or the process.
         size: the largest number of samples that `decode` yields.
-        metadata: returns plain values to store with the samples; called after they are decoded.
+        metadata: plain values to store with the samples; `decode` can add some until it has yielded all samples.
 
     Raises:
         DataError: the folder cannot be written, or there are no samples.
         OutOfSpaceError: the disk has too little room; raised before anything is written.
     """
     if fingerprint is None:
-        return _write_temporary_files(folder, size, decode(), names), metadata()
+        return _write_temporary_files(folder, size, decode(), names), dict(metadata)
     name = hashlib.sha256(fingerprint.encode()).hexdigest()[:24]
     entry = folder / name
     with suppress(*CACHE_READ_ERRORS):  # If another process is replacing the cache, wait for its lock below.
@@ -90,7 +91,7 @@ def open_or_write_cache(
         unfinished = folder / f".{name}.unfinished"
         try:
             _write_files(unfinished, size, decode(), names)
-            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": metadata()}))
+            record: dict[str, Any] = json.loads(json.dumps({"fingerprint": fingerprint, "metadata": dict(metadata)}))
             with _translate_os_errors(folder):
                 record["crc32"] = _checksum(record, unfinished, names)
                 write_atomic(unfinished / RECORD_NAME, json.dumps(record, indent=2).encode())

@@ -1,10 +1,15 @@
-"""The table of a benchmark, with a row for each candidate. This module does not import torch."""
+"""The table of a benchmark: times of a candidate, the row that is computed from them, and the printed columns.
+
+A new column needs a field of `LoaderTiming`, its value in `with_estimates`, and its cell in `COLUMNS`. If the table of
+`auto` has it too, docs/records.md describes the field. This module does not import torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from math import ceil
 from statistics import median
 
 NOTICEABLE_SHARE = 0.05
@@ -40,13 +45,33 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class TimedWindow:
+    """The times of the first batches of an epoch, in seconds.
+
+    Args:
+        batches: number of batches, including those that are neither the first nor timed.
+        first_s: time until the end of the first step, with `first_waiting_s` of waiting.
+        later_batch_s: mean time of each later batch with its step, with `later_waiting_s` of waiting.
+        host_lead: number of steps that were queued on a GPU at the end; None on the CPU.
+    """
+
+    batches: int
+    first_s: float
+    first_waiting_s: float
+    later_batch_s: float
+    later_waiting_s: float
+    host_lead: float | None = None
+
+
+@dataclass(frozen=True)
 class LoaderTiming:
     """A row of the table. Times are in seconds.
 
     Args:
+        waiting_pct: percentage of an epoch that the step waits; None if loading was timed without a step.
         break_even_epoch: the epoch in which the set-up pays off, compared with the first row; None if it never does.
         change: line of code that puts this candidate into a script.
-        error: why the candidate could not be timed.
+        error: why the candidate could not be timed. It takes the place of the figures.
     """
 
     name: str
@@ -58,22 +83,39 @@ class LoaderTiming:
     change: str | None = None
     error: str | None = None
 
+    def with_estimates(
+        self, windows: Sequence[TimedWindow], length: float, has_step: bool, baseline: LoaderTiming | None
+    ) -> LoaderTiming:
+        """Add the figures for epochs of `length` batches. `baseline` is the row of the loader in use."""
+        epochs_s = [window.first_s + window.later_batch_s * (length - 1) for window in windows]
+        waiting_s = [window.first_waiting_s + window.later_waiting_s * (length - 1) for window in windows]
+        waiting_pct = median(100 * part / (whole or 1.0) for part, whole in zip(waiting_s, epochs_s, strict=True))
+        saved_s = baseline.epoch_s.median - median(epochs_s) if baseline and baseline.epoch_s else 0.0
+        return replace(
+            self,
+            batch_s=Spread.of(window.later_batch_s for window in windows),
+            epoch_s=Spread.of(epochs_s),
+            waiting_pct=waiting_pct if has_step else None,
+            break_even_epoch=max(1, ceil((self.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
+        )
+
+
+COLUMNS: dict[str, Callable[[LoaderTiming], str]] = {
+    "waiting": lambda timing: "" if timing.waiting_pct is None else f"{timing.waiting_pct:.0f}%",
+    "epoch": lambda timing: "" if timing.epoch_s is None else f"{format_seconds(timing.epoch_s.median)} s",
+    "set-up": lambda timing: "" if timing.set_up_s is None else f"{format_seconds(timing.set_up_s)} s",
+    "pays from": lambda timing: "" if timing.break_even_epoch is None else f"epoch {timing.break_even_epoch}",
+}
+"""The title of each column, and its cell for a row."""
+
 
 def format_timings(timings: Sequence[LoaderTiming]) -> str:
-    """Format the timings as a table. An error takes the place of the figures of its row."""
+    """Format the timings as a table."""
     width = max((len(timing.name) for timing in timings), default=0) + 2
-    lines = [" " * width + "".join(f"{title:>11}" for title in ("waiting", "epoch", "set-up", "pays from"))]
+    lines = [" " * width + "".join(f"{title:>11}" for title in COLUMNS)]
     for timing in timings:
-        if timing.error or not timing.epoch_s:
-            lines.append(f"{timing.name:<{width}}{timing.error}")
-            continue
-        cells = (
-            "" if timing.waiting_pct is None else f"{timing.waiting_pct:.0f}%",
-            f"{format_seconds(timing.epoch_s.median)} s",
-            "" if timing.set_up_s is None else f"{format_seconds(timing.set_up_s)} s",
-            "" if timing.break_even_epoch is None else f"epoch {timing.break_even_epoch}",
-        )
-        lines.append(f"{timing.name:<{width}}" + "".join(f"{cell:>11}" for cell in cells).rstrip())
+        cells = "".join(f"{format_cell(timing):>11}" for format_cell in COLUMNS.values())
+        lines.append(f"{timing.name:<{width}}" + (timing.error or cells.rstrip()))
     return "\n".join(lines)
 
 

@@ -1,15 +1,22 @@
-"""A batch, its padding and its division into microbatches."""
+"""A batch: how it is loaded, padded and divided into microbatches.
+
+A rank pads its batch if it has no image in the last batch of an epoch, or if compiled code takes a fixed size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitmnist.loaders.base import Loader
+
 IGNORED = -100
-"""The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds neither loss nor gradient."""
+"""The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds to no loss, gradient or metric."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,3 +60,19 @@ class Batch:
         for start in range(0, len(self), length):
             rows = slice(start, start + length)
             yield Batch(global_size=self.global_size, **{name: tensor[rows] for name, tensor in self.tensors().items()})
+
+
+def load_batches(
+    loader: Loader, epoch: int, start: int = 0, keys: Iterable[Tensor | None] = repeat(None)
+) -> Generator[Batch, None, None]:
+    """Yield the batches of an epoch from batch `start` on, each with its random keys.
+
+    Raises:
+        ValueError: the loader delivers fewer or more batches than the epoch has.
+    """
+    sampler = loader.sampler
+    loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
+    for (index, (images, loaded_labels)), batch_keys in zip(loaded_batches, keys, strict=False):
+        is_padding = sampler.num_rank_images(index) == 0
+        labels = torch.full_like(loaded_labels, IGNORED) if is_padding else loaded_labels
+        yield Batch(images, labels, sampler.num_images(index), batch_keys)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,13 +26,13 @@ from vitmnist.training.step_options import StepOptions
 
 log = logging.getLogger(__name__)
 
-Sums = tuple[Tensor, dict[str, Tensor]]
-"""The loss, and each metric by its name, summed over images: scalar tensors on the device."""
+Sums = dict[str, Tensor]
+"""`loss`, and each metric by its name, summed over images: scalar tensors on the device."""
 AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
 """The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
 
 
-class ModelAndLoss(nn.Module):
+class ForwardPass(nn.Module):
     """Preprocessing, model, loss and metrics as one module that can be compiled, captured or wrapped by DDP.
 
     With `precision=bf16` or `fp16`, the model runs under `torch.autocast`; the weights, the gradients and the loss are
@@ -54,9 +55,9 @@ class ModelAndLoss(nn.Module):
         with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
             logits = self.model(images)
         logits = logits.float()
-        loss_sum = self._loss(logits, inputs.get("targets", labels))
+        loss = self._loss(logits, inputs.get("targets", labels))
         logits = logits.detach()
-        return loss_sum, {name: compute(logits, labels) for name, compute in self._metrics.items()}
+        return {"loss": loss, **{name: compute(logits, labels) for name, compute in self._metrics.items()}}
 
 
 class GraphedModule(nn.Module):
@@ -139,7 +140,7 @@ class Execution:
 
     def _build_module(self) -> None:
         """Build the module that computes the loss: eager, compiled or graphed. `distribute` wraps it with DDP."""
-        module = ModelAndLoss(self.model, self.preprocess, self.options.precision, self.loss)
+        module = ForwardPass(self.model, self.preprocess, self.options.precision, self.loss)
         self._mix_batch = self.preprocess.mix_batch
         if self.options.compile:  # The first call compiles.
             module.compile(fullgraph=True, dynamic=False)
@@ -152,9 +153,9 @@ class Execution:
         for norm in self.frozen_batch_norms:
             norm.eval()
 
-    def pad_and_mix(self, batch: Batch) -> Batch:
-        """Pad a batch for compiled code, and mix its images if configured."""
-        whole_microbatches = math.ceil(len(batch) / self.microbatch_size) * self.microbatch_size
+    def microbatches(self, batch: Batch) -> list[Batch]:
+        """Pad a batch for compiled code, mix its images if configured, and divide it into microbatches."""
+        count = math.ceil(len(batch) / self.microbatch_size)  # Leave out the microbatches that only padding fills.
         if self.options.compile and not self.has_batch_norm:
             batch = batch.padded(self._num_microbatches * self.microbatch_size)
         if self.preprocess.has_mixing:
@@ -163,10 +164,9 @@ class Execution:
             with self._eager_if(len(batch) < self.batch_size):
                 images, targets = self._mix_batch(batch.images, batch.labels, batch.keys)
             batch = Batch(images, batch.labels, batch.global_size, targets=targets)
-        # Mixing is compiled for the whole batch; leave out the microbatches that only padding fills.
-        return next(batch.microbatches(whole_microbatches))
+        return list(islice(batch.microbatches(self.microbatch_size), count))
 
-    def compute_loss(self, micro: Batch) -> Sums:
+    def compute_sums(self, micro: Batch) -> Sums:
         """Compute the loss and the metrics of a microbatch."""
         with self._eager_if(len(micro) < self.microbatch_size):
             sums: Sums = self._module(micro.tensors())
@@ -184,14 +184,11 @@ class Execution:
         """Return a context in which a backward pass adds to the gradients of this rank only."""
         return self._module.no_sync() if isinstance(self._module, DistributedDataParallel) else nullcontext()
 
-    def prepare(self, batch: Batch, compute_gradient: Callable[[Batch], object]) -> None:
+    def prepare(self, batch: Batch) -> None:
         """Compile the code or capture a graph for batches of this size and dtype.
 
         If `trainer.compile=auto` or `trainer.graph=auto` fails, the code stays eager; `options` has the reason. This
         changes the gradients, the model's buffers and the random state.
-
-        Args:
-            compute_gradient: calls `pad_and_mix`, `compute_loss` and `backward`.
 
         Raises:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
@@ -203,18 +200,23 @@ class Execution:
             # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
             # libraries such as einops fill their caches, which would otherwise cause a recompilation.
             with self._eager_if(True):
-                compute_gradient(batch)
+                self._forward_backward(batch)
         try:
             if isinstance(self._module, GraphedModule):
-                self._module.capture(self.pad_and_mix(batch).tensors())
+                (whole,) = self.microbatches(batch)
+                self._module.capture(whole.tensors())
             else:
                 try:
-                    compute_gradient(batch)  # Later jobs of a sweep hit torch's compile cache here.
+                    self._forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
                 except Exception:
                     torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
-                    compute_gradient(batch)
+                    self._forward_backward(batch)
             self.compile_s += time.perf_counter() - started
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self.options = self.options.fall_back(first_line(error))
             self._build_module()
             log.info("the step stays eager:\n%s", self.options.describe())
+
+    def _forward_backward(self, batch: Batch) -> None:
+        for micro in self.microbatches(batch):
+            self.compute_sums(micro)["loss"].backward()

@@ -19,6 +19,7 @@ from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.training.batch import load_batches
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 from vitmnist.training.step import TrainStep
 
@@ -37,11 +38,13 @@ def train_epoch(
         ValueError: the loader delivers fewer or more batches than the epoch has.
         TrainingError: a loss is not finite; the message names the first such step.
     """
-    accumulator, timer = progress.accumulator, progress.timer
+    timer = progress.timer
     step.execution.train_mode()
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
-    for batch in timer.waiting(step.batches(loader, progress.epoch, start=accumulator.num_batches)):
-        accumulator.update(step(batch, progress.record_step))
+    for batch in timer.waiting(step.batches(loader, progress.epoch, start=progress.num_batches)):
+        sums = step.forward_backward(batch)
+        progress.record_step(step, sums)  # It reads the gradients before `update` clips them.
+        step.update()
         timer.begin("other")
         after_step(timer)
     # Draw the next order, which the sampler caches, while the device still computes the last steps. From the end of the
@@ -49,7 +52,7 @@ def train_epoch(
     loader.sampler.sample_ids(progress.epoch + 1, len(loader.sampler), step.device)
     timer.stop()
     if skipped_steps := step.pop_skipped_steps():
-        log.info("trainer.precision=fp16: %d of %d steps overflowed, and were skipped", skipped_steps, len(loader))
+        log.info("trainer.precision=fp16: %d steps overflowed, and were skipped", skipped_steps)
     return progress.compute()
 
 
@@ -81,14 +84,11 @@ def evaluate(
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), set_float32_precision():
-        for index, (images, labels) in timer.waiting(zip(range(len(loader)), loader.epoch(0), strict=True)):
-            # A rank without images in the last batch receives one image of padding; `count` is then 0.
-            count, size = sampler.num_rank_images(index), sampler.num_images(index)
-            logits, targets = model(preprocess(images))[:count], labels[:count]
-            cross_entropy = F.cross_entropy(logits, targets, reduction="sum") / size
-            sums = {name: compute(logits, targets) for name, compute in functions.items()}
-            accumulator.update({"loss": cross_entropy, **sums})
-            batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), targets))
+        for batch in timer.waiting(load_batches(loader, epoch=0)):
+            logits, labels = model(preprocess(batch.images)), batch.labels
+            cross_entropy = F.cross_entropy(logits, labels, reduction="sum")
+            accumulator.update({"loss": cross_entropy, **{name: fn(logits, labels) for name, fn in functions.items()}})
+            batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), labels))
             timer.begin("other")
             after_step(timer)
     timer.stop()
@@ -130,11 +130,12 @@ class Predictions:
 def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, world: World) -> Predictions:
     """Gather the predictions of all ranks from the batches of each rank; every rank must call this."""
 
+    # Padding comes last. Without repetitions, sample IDs are indices.
+    count = sum(map(sampler.num_rank_images, range(len(sampler))))
+
     def gather(name: str) -> Tensor:
-        rank_values = torch.cat([getattr(batch, name) for batch in batches])
-        # Padding comes last, and has no prediction. Without repetitions, sample IDs are indices.
-        indices = sampler.sample_ids(0, device=rank_values.device)[: len(rank_values)]
-        gathered = rank_values.new_zeros(sampler.size).index_copy_(0, indices, rank_values)
-        return world.all_reduce_sum(gathered)
+        values = torch.cat([getattr(batch, name) for batch in batches])[:count]
+        indices = sampler.sample_ids(0, device=values.device)[:count]
+        return world.all_reduce_sum(values.new_zeros(sampler.size).index_copy_(0, indices, values))
 
     return Predictions(gather("predicted"), gather("confidence"), gather("labels"))

@@ -2,17 +2,17 @@
 
 import logging
 import math
-from operator import mul
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
 from vitmnist.metrics import METRICS, epoch_table, get_batch_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
+from vitmnist.training.execution import Sums
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -47,17 +47,25 @@ class EpochProgress:
         self._seconds_before_resume: dict[str, float] = {}
         """The seconds spent on this epoch before the run was resumed."""
 
-    def record_step(self, train_step: TrainStep) -> None:
-        """Store the learning rate and, for a logged step, the gradient norm; does not wait for the device."""
-        index = self.accumulator.num_batches
-        self._lrs.append(train_step.current_lr)
+    @property
+    def num_batches(self) -> int:
+        """The number of batches so far."""
+        return self.accumulator.num_batches
+
+    def record_step(self, step: TrainStep, sums: Sums) -> None:
+        """Store a step before its update: the sums of its batch, its learning rate and, if logged, its gradient norm.
+
+        This does not wait for the device.
+        """
+        index = self.num_batches
+        self.accumulator.update(sums)
+        self._lrs.append(step.lr)
         if self._log_every and (self._first_step + index) % self._log_every == 0:
-            gradients = [parameter.grad for parameter in train_step.model.parameters() if parameter.grad is not None]
-            self._gradient_norms[index] = nn.utils.get_total_norm(gradients)
+            self._gradient_norms[index] = step.gradient_norm()
 
     def logged_steps(self) -> list[dict[str, Any]]:
         """Return `step` (over the run), `loss`, `lr` and `grad_norm` (None if not finite) of each logged step."""
-        losses = self.accumulator.batch_sums("loss")
+        losses = self.accumulator.batch_losses()
         return [
             {
                 "step": self._first_step + index,
@@ -70,7 +78,7 @@ class EpochProgress:
 
     def check_finite(self) -> None:
         """Raise `TrainingError` for the first batch whose loss is not finite; waits for the device."""
-        for index, loss in enumerate(self.accumulator.batch_sums("loss")):
+        for index, loss in enumerate(self.accumulator.batch_losses()):
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss} in epoch {self.epoch + 1}, step {index + 1}, at learning rate "
@@ -134,8 +142,8 @@ class MetricAccumulator:
             for name in ("loss", *get_batch_metrics())
         }
 
-    def update(self, sums: dict[str, Tensor]) -> None:
-        """Store the next batch: this rank's part of its mean `loss`, and each metric summed over this rank's images."""
+    def update(self, sums: Sums) -> None:
+        """Store the sums over this rank's images of the next batch."""
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1
@@ -145,21 +153,24 @@ class MetricAccumulator:
         """The number of images of each batch so far, over all ranks."""
         return [self._sampler.num_images(batch) for batch in range(self.num_batches)]
 
-    def batch_sums(self, name: str) -> list[float]:
-        """Return `loss`, or the sum of a metric, for each batch so far, over all ranks; waits for the device."""
-        values: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
-        return values
+    def batch_losses(self) -> list[float]:
+        """Return the mean loss of each batch so far, over all ranks; waits for the device."""
+        return [loss / size for loss, size in zip(self._gather("loss"), self.batch_sizes, strict=True)]
 
     def compute(self) -> dict[str, float | None]:
         """Return the mean of each metric over the images so far, in its unit; None if its first batches are missing."""
-        sizes = self.batch_sizes
-        # Weight the batches by their size: the last one may be smaller.
-        means: dict[str, float | None] = {"loss": math.fsum(map(mul, self.batch_sums("loss"), sizes)) / sum(sizes)}
+        num_images = sum(self.batch_sizes)
+        means: dict[str, float | None] = {"loss": math.fsum(self._gather("loss")) / num_images}
         for name in get_batch_metrics():
             metric, _ = METRICS.members()[name]
             scale = 100 if metric.unit == "%" else 1
-            means[name] = scale * math.fsum(self.batch_sums(name)) / sum(sizes) if name in self._sums else None
+            means[name] = scale * math.fsum(self._gather(name)) / num_images if name in self._sums else None
         return means
+
+    def _gather(self, name: str) -> list[float]:
+        """Return the sum of the loss or of a metric for each batch so far, over all ranks."""
+        sums: list[float] = self._world.all_reduce_sum(self._sums[name][: self.num_batches].clone()).tolist()
+        return sums
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums over all ranks, as plain values and CPU tensors."""

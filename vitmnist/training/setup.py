@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
-from vitmnist.losses import LOSSES, Loss
+from vitmnist.losses import LOSSES
 from vitmnist.metrics import get_batch_metrics
 from vitmnist.models import MODELS, PretrainedOptions
 from vitmnist.optim.schedules import SCHEDULES
@@ -112,7 +112,8 @@ def build_model(
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
             f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model"
+            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model "
+            "(HYDRA_FULL_ERROR=1 shows the traceback)"
         ) from error
     return model
 
@@ -136,8 +137,8 @@ def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) ->
         )
 
 
-def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, has_mixing: bool) -> Loss:
-    """Build the loss; raise `ConfigError` if padding changes it. The check preserves the random generators."""
+def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> None:
+    """Raise `ConfigError` for a loss that padding changes."""
 
     def compute(logits: Tensor, targets: Tensor) -> Tensor:
         # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
@@ -165,7 +166,6 @@ def build_loss(values: Mapping[str, Any], train: Split, device: torch.device, ha
                 f"loss={values['name']}: must be a sum over the images to which an image with {name}, which pads a "
                 f"batch, adds 0{reason}"
             )
-    return LOSSES.build(values, train.labels, train.classes, device)
 
 
 def check_batch_metrics(num_classes: int) -> None:

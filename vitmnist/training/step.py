@@ -18,8 +18,8 @@ from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
-from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.execution import Execution
+from vitmnist.training.batch import Batch, load_batches
+from vitmnist.training.execution import Execution, Sums
 
 
 @dataclass(eq=False)
@@ -66,47 +66,59 @@ class TrainStep:
         return self.ema.model if self.ema else self.model
 
     @property
-    def current_lr(self) -> float:
-        """The learning rate of the latest step; the highest if `lr_scale` sets several."""
-        return max(float(group["lr"]) for group in self.optimizer.param_groups)
+    def lr(self) -> float:
+        """The learning rate of the next update; the highest if `lr_scale` sets several."""
+        return max(self._base_lrs) * self.schedule(self.completed_steps)
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch from batch `start` on, for `__call__`.
+        """Return the batches of an epoch from batch `start` on; see `load_batches`."""
+        # All keys of the epoch are drawn here, so that their cost is not counted as waiting for the loader.
+        return load_batches(loader, epoch, start, self.preprocess.keys(loader.sampler, epoch, start))
 
-        Raises:
-            ValueError: the loader delivers fewer or more batches than the epoch has.
-        """
-        sampler = loader.sampler
-        # Draw the epoch's keys up front so that their cost is not counted as waiting for the loader.
-        all_keys = self.preprocess.keys(sampler, epoch, start)
+    def __call__(self, batch: Batch) -> Sums:
+        """Train on a batch, without waiting for the device; returns what `forward_backward` returns."""
+        sums = self.forward_backward(batch)
+        self.update()
+        return sums
 
-        def generate() -> Generator[Batch, None, None]:
-            loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
-            for (index, (images, loaded)), keys in zip(loaded_batches, all_keys, strict=False):
-                # A rank without images in the last batch receives one image of padding; see `EpochSampler`.
-                labels = loaded if sampler.num_rank_images(index) else torch.full_like(loaded, IGNORED)
-                yield Batch(images, labels, sampler.num_images(index), keys)
-
-        return generate()
-
-    def __call__(
-        self, batch: Batch, before_clipping: Callable[[TrainStep], object] = lambda step: None
-    ) -> dict[str, Tensor]:
-        """Train on a batch, without waiting for the device.
-
-        Args:
-            before_clipping: called with the complete gradients, before they are clipped.
+    def forward_backward(self, batch: Batch) -> Sums:
+        """Compute the gradient of the mean loss of the global batch.
 
         Returns:
-            `loss`, this rank's part of the mean loss of the global batch, and the sum of each metric over this rank's
-            images: scalar tensors on the device.
+            The sums of the loss and of each metric over this rank's images: scalar tensors on the device.
         """
+        for parameter in self._parameters:
+            parameter.grad = None
+        totals: Sums = {}
+        microbatches = self.execution.microbatches(batch)
+        for micro in microbatches:
+            # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
+            skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()
+            with set_float32_precision(self._use_tf32), skip_all_reduce:
+                sums = self.execution.compute_sums(micro)
+                loss = sums["loss"] / batch.global_size
+                # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
+                self._scaler.scale(loss * self._world_size).backward()
+            for name, value in sums.items():
+                totals[name] = totals.get(name, 0) + value.detach()
+        self._unscale_gradients()
+        return totals
+
+    def _unscale_gradients(self) -> None:
+        """Divide the gradients by the loss scale of fp16, and count a step that overflowed."""
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(self.optimizer)
+            self._skipped_steps += ~self.gradient_norm().isfinite()
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients together, a scalar tensor on the device."""
+        return nn.utils.get_total_norm([parameter.grad for parameter in self._parameters if parameter.grad is not None])
+
+    def update(self) -> None:
+        """Update the weights with the gradients, and then their average."""
         factor = self.schedule(self.completed_steps)
         for group, base_lr in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base_lr * factor
-        sums = self.forward_backward(batch)
-        self._unscale_gradients()
-        before_clipping(self)  # Clipping and Nesterov SGD modify the gradients in place.
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self._parameters, self.clip_norm)
         self._scaler.step(self.optimizer)
@@ -114,39 +126,12 @@ class TrainStep:
         if self.ema:
             self.ema.update()
         self.completed_steps += 1
-        return sums
-
-    def _unscale_gradients(self) -> None:
-        """Divide the gradients by the loss scale of fp16, and count a step that overflowed."""
-        if self._scaler.is_enabled():
-            self._scaler.unscale_(self.optimizer)
-            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-            self._skipped_steps += ~nn.utils.get_total_norm(gradients).isfinite()
 
     def pop_skipped_steps(self) -> int:
         """Return how many steps since the last call left the weights unchanged; waits for the device."""
         skipped_steps = int(self._skipped_steps)
         self._skipped_steps.zero_()
         return skipped_steps
-
-    def forward_backward(self, batch: Batch) -> dict[str, Tensor]:
-        """Compute the gradient of the loss, averaged over the global batch. Returns what `__call__` returns."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        totals: dict[str, Tensor] = {}
-        batch = self.execution.pad_and_mix(batch)
-        microbatches = list(batch.microbatches(self.execution.microbatch_size))
-        for micro in microbatches:
-            # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
-            skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()
-            with set_float32_precision(self._use_tf32), skip_all_reduce:
-                loss_sum, metric_sums = self.execution.compute_loss(micro)
-                loss = loss_sum / batch.global_size
-                # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
-                self._scaler.scale(loss * self._world_size).backward()
-            for name, value in {"loss": loss.detach(), **metric_sums}.items():
-                totals[name] = totals.get(name, 0) + value
-        return totals
 
     def prepare(self, loader: Loader) -> None:
         """If configured, compile or capture the step for the dtype of the images; drop only the gradients."""
@@ -156,7 +141,7 @@ class TrainStep:
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         with self.preserved_state(), set_float32_precision(self._use_tf32):
-            self.execution.prepare(batch, self.forward_backward)
+            self.execution.prepare(batch)
 
     def distribute(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""

@@ -54,9 +54,9 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
     for split, prefix in (("train", ""), ("validation", "val_"), ("test", "test_")):
         keys = [getattr(options.names, f"{prefix}{part}") for part in ("images", "labels")]
         images, labels = (_read_array(path, key) for key in keys)
+        if images is None and labels is None and split != "train":
+            continue
         if images is None or labels is None:
-            if images is labels and split != "train":
-                continue
             missing = keys[0] if images is None else keys[1]
             raise DataError(f"{path}: has no array {missing}; set data.dataset.names.{prefix}images and {prefix}labels")
         try:
@@ -65,9 +65,8 @@ def arrays(options: ArraysOptions, root: Path) -> Dataset:
         except DataError as error:
             raise DataError(f"{path}: {' and '.join(keys)}: {error}") from error
     is_mapped = path.is_dir() and options.statistics is None
-    names = tuple(map(str, classes.tolist()))
-    test, validation = pairs.get("test"), pairs.get("validation")
-    return make_dataset(path.stem, pairs["train"], test, names, options, validation, is_mapped)
+    names, validation = tuple(map(str, classes.tolist())), pairs.get("validation")
+    return make_dataset(path.stem, pairs["train"], pairs.get("test"), names, options, validation, is_mapped)
 
 
 def _read_array(path: Path, name: str) -> NDArray[Any] | None:
@@ -85,8 +84,8 @@ def _read_array(path: Path, name: str) -> NDArray[Any] | None:
     except OSError:
         raise
     except Exception as error:  # NumPy and zipfile raise errors of many types for damaged files.
-        kind = "is damaged, or is no array of numbers or text"
-        raise DataError(f"{path}: {name} {kind}; write arrays with numpy.savez or numpy.save") from error
+        problem = "is damaged, or is no array of numbers or text"
+        raise DataError(f"{path}: {name} {problem}; write arrays with numpy.savez or numpy.save") from error
 
 
 def _to_uint8(array: NDArray[Any], statistics: Statistics | None) -> Tensor:

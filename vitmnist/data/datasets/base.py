@@ -6,7 +6,7 @@ write its YAML file in `conf/data/dataset/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +19,10 @@ from torch import Tensor
 
 from vitmnist.config.validation import config_field
 from vitmnist.data.channel_statistics import compute_statistics
-from vitmnist.data.images import ColorMode, ImageReader, Pixels
+from vitmnist.data.images import ColorMode, ImageReader, Pixels, ReadImage
 from vitmnist.data.sources import TensorSet, hash_tensor
 from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.registry import ConfigGroup
-
-FileReader = Callable[[Path], Pixels | Image.Image]
-"""Turns a file into uint8 `[H, W, C]` or a PIL image; raises `DataError`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class ImageFiles:
 
     folder: Path
     names: Sequence[str]
-    read: FileReader
+    read: ReadImage
 
     def __getitem__(self, index: int) -> Pixels | Image.Image:
         return self.read(self.folder / self.names[index])
@@ -190,7 +187,7 @@ class DatasetOptions:
         return None
 
     @property
-    def reader(self) -> FileReader | None:
+    def reader(self) -> ReadImage | None:
         """Reads a file for `predict` as the dataset reads its files. None: images are stretched to the shape."""
         return None
 
@@ -209,12 +206,13 @@ class SizeOptions(DatasetOptions):
     train_size: int | None = config_field(None, at_least=1, selects="train")
     test_size: int | None = config_field(None, at_least=1, selects="test")
 
-    def select_rows(self, train: int, test: int) -> tuple[slice, slice]:
-        """Return the rows to use of splits with these numbers of images; raises `ConfigError` if they are too few."""
-        for key, size, available in (("train_size", self.train_size, train), ("test_size", self.test_size, test)):
-            if size is not None and size > available:
-                raise ConfigError(f"data.dataset.{key}={size}: the split has {available} images; null uses all")
-        return slice(self.train_size), slice(self.test_size)
+    def select_rows(self, num_images: Mapping[str, int]) -> dict[str, slice]:
+        """Return the rows to use of each split, from its number of images; raises `ConfigError` if it is too small."""
+        sizes = {"train": self.train_size, "test": self.test_size}
+        for split, size in sizes.items():
+            if size is not None and size > (available := num_images.get(split, 0)):
+                raise ConfigError(f"data.dataset.{split}_size={size}: the split has {available} images; null uses all")
+        return {split: slice(sizes.get(split)) for split in num_images}
 
 
 def make_dataset(
@@ -227,18 +225,18 @@ def make_dataset(
     is_mapped: bool = False,
 ) -> Dataset:
     """Make a dataset of images uint8 `[N, C, H, W]`, perhaps memory-mapped, and labels int64 `[N]`, cut to `sizes`."""
-    train_rows, test_rows = sizes.select_rows(len(train[0]), len(test[0]) if test else 0)
-    mean, std = compute_statistics(train[0][train_rows])
-    parts = {"train": (train, train_rows), "validation": (validation, slice(None)), "test": (test, test_rows)}
+    pairs = {"train": train, "validation": validation, "test": test}
+    rows = sizes.select_rows({split: len(pair[0]) for split, pair in pairs.items() if pair})
+    mean, std = compute_statistics(train[0][rows["train"]])
     splits: dict[str, Any] = {
-        part: Split(*pair, mean, std, classes, is_mapped=is_mapped).subset(rows)
-        for part, (pair, rows) in parts.items()
+        split: Split(*pair, mean, std, classes, is_mapped=is_mapped).subset(rows[split])
+        for split, pair in pairs.items()
         if pair
     }
     return Dataset(name, **splits)
 
 
-def get_file_reader(values: Mapping[str, Any], shape: Sequence[int]) -> FileReader:
+def get_image_reader(values: Mapping[str, Any], shape: Sequence[int]) -> ReadImage:
     """Return the `reader` of a dataset's options, or a reader that stretches images; raises `ConfigError` if unknown.
 
     Args:

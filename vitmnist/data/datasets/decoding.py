@@ -21,9 +21,9 @@ from tqdm.auto import tqdm
 
 from vitmnist.config.validation import config_field, read_size
 from vitmnist.data.channel_statistics import compute_mean_and_std, compute_statistics, sum_channels
-from vitmnist.data.datasets.base import Dataset, FileReader, ImageFiles, SizeOptions, Split
-from vitmnist.data.image_listing import ClassOfImage, sort_by_hash
-from vitmnist.data.images import ColorMode, ImageReader, ResizeMode, to_tensor
+from vitmnist.data.datasets.base import Dataset, ImageFiles, SizeOptions, Split
+from vitmnist.data.image_listing import ImageListing, sort_by_hash
+from vitmnist.data.images import ColorMode, ImageReader, ReadImage, ResizeMode, to_tensor
 from vitmnist.errors import ConfigError, DataError, UserError, join_names
 from vitmnist.runtime.background_map import BackgroundMap
 from vitmnist.runtime.cpu import available_cores, create_decoder_context
@@ -44,47 +44,6 @@ MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
 MAX_NAMED_FILES = 5
 """Maximum number of files to name in the message about unreadable images."""
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """Encoded images of some splits.
-
-    Args:
-        folder: the folder of all images.
-        splits: the images of each split, with their classes.
-        read: reads an image by its path.
-        containers: the files that contain the images, if these are not files.
-        folds: the fold of each training image, if any.
-    """
-
-    folder: Path
-    splits: Mapping[str, ClassOfImage]
-    read: FileReader
-    containers: Sequence[Path] = ()
-    folds: Mapping[str, int] | None = None
-
-    def find_classes(self) -> list[str]:
-        """Return the sorted classes of the training images.
-
-        Raises:
-            DataError: there are fewer than two, a split is empty, or it has a class without training images.
-        """
-        classes = sorted(set(self.splits["train"].values()))
-        if len(classes) < 2:
-            raise DataError(
-                f"{self.folder}: training images of two or more classes are expected, in {self.folder}/CLASS/ or by a "
-                f"table of labels; found: {join_names(classes) or 'none'}"
-            )
-        for split, images in self.splits.items():
-            if not images:
-                raise DataError(f"{self.folder}: too few images for a {split} split")
-            if unknown := sorted(set(images.values()).difference(classes)):
-                raise DataError(
-                    f"{self.folder}: the {split} split has classes without training images: {join_names(unknown)}; the "
-                    f"classes of the training split are {join_names(classes)}; rename or remove these"
-                )
-        return classes
 
 
 @dataclass
@@ -121,29 +80,25 @@ class DecodingOptions(SizeOptions):
         level = package.level
         package.setLevel(logging.ERROR)  # The images are listed again when the dataset is built.
         try:
-            encoded = self.list_images()
+            listing = self.list_images()
         except (UserError, OSError):
             return {"mode": "grey"}  # Building the dataset raises the error again.
         finally:
             package.setLevel(level)
-        for name in sort_by_hash(chain.from_iterable(encoded.splits.values()))[:PROBED_IMAGES]:
+        for name in sort_by_hash(chain.from_iterable(listing.splits.values()))[:PROBED_IMAGES]:
             with suppress(DataError):  # It is reported when all images are decoded.
-                pixels = np.asarray(encoded.read(encoded.folder / name))
+                pixels = np.asarray(listing.read(listing.folder / name))
                 if (pixels != pixels[:, :, :1]).any():
                     return {"mode": "rgb"}
         return {"mode": "grey"}
 
-    def list_images(self) -> EncodedImages:
+    def list_images(self) -> ImageListing:
         """List the images of each split, and log what is left out; raises `ConfigError` or `DataError`."""
         raise NotImplementedError
 
 
 def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     """Decode the images of all splits once into `root`, and make a dataset of them.
-
-    Within a split, images are ordered by a hash of their names. The order mixes the classes and stays the same when
-    images are added. If only a training split exists, the first `test_share` of each class become the test split,
-    unless the images have folds: images of one fold, such as those of a patient, must not be on both sides.
 
     Raises:
         ConfigError: there is no such folder, or a size is larger than its split.
@@ -153,106 +108,109 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     options = replace(options, **options.resolve_auto())
-    encoded = options.list_images()
-    splits = {split: {name: images[name] for name in sort_by_hash(images)} for split, images in encoded.splits.items()}
-    if len(splits) == 1 and options.test_share and not encoded.folds:
-        splits = _divide_classes(splits["train"], options.test_share)
-    encoded = replace(encoded, splits=splits)
+    listing = _sort_and_divide(options.list_images(), options.test_share)
     # Refuse classes and sizes before anything is decoded.
-    classes = encoded.find_classes()
-    options.select_rows(len(splits["train"]), len(splits.get("test", ())))
-    record: dict[str, Any] = {}
+    classes = listing.find_classes()
+    options.select_rows({split: len(images) for split, images in listing.splits.items()})
+    new_metadata: dict[str, Any] = {}
     (images,), metadata = open_or_write_cache(
         root / CACHE_FOLDER,
-        _fingerprint(encoded, options),
-        sum(map(len, splits.values())),
-        partial(_decode, encoded, options, record),
-        lambda: record,
+        _fingerprint(listing, options),
+        sum(map(len, listing.splits.values())),
+        partial(_decode, listing, options, new_metadata),
+        new_metadata,
         names=("images",),
     )
     if (deviation := 255 * max(metadata["std"])) < MIN_STD:
         log.warning(
             "%s: the pixels hardly differ, their standard deviation is %.1f of 255; set data.dataset.max_16_bit=4095 "
             "for 16-bit files of 12-bit cameras, or data.dataset.range_32_bit=[BLACK,WHITE] for int32 and float pixels",
-            *(encoded.folder, deviation),
+            listing.folder,
+            deviation,
         )
     if unreadable := metadata["unreadable"]:
         if not options.skip_unreadable:
             advice = "repair or remove them, or set data.dataset.skip_unreadable=true to leave them out"
-            raise _make_unreadable_error(unreadable, encoded, advice)
-        encoded = _drop_unreadable(encoded, unreadable, classes)
+            raise _make_unreadable_error(unreadable, listing, advice)
+        listing = _drop_unreadable(listing, unreadable, classes)
     return Dataset(
-        encoded.folder.resolve().name,
-        **_make_splits(encoded, options, images, metadata),
+        listing.folder.resolve().name,
+        **_make_splits(listing, options, images, metadata),
         skipped=len(unreadable),
-        folds=encoded.folds,
+        folds=listing.folds,
     )
 
 
-def _divide_classes(train: ClassOfImage, test_share: float) -> dict[str, ClassOfImage]:
-    """Take the first images of each class for a test split; at least one stays for training."""
-    counts = Counter(train.values())
-    remaining = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
-    splits: dict[str, ClassOfImage] = {"train": {}, "test": {}}
-    for name, label in train.items():
-        splits["test" if remaining[label] > 0 else "train"][name] = label
-        remaining[label] -= 1
-    return splits
+def _sort_and_divide(listing: ImageListing, test_share: float) -> ImageListing:
+    """Sort the images of each split by a hash of their names; the order mixes the classes, and stays if some are added.
+
+    If only a training split exists, the first `test_share` of each class become the test split, and at least one image
+    stays for training. Images with folds are not divided: those of one fold, such as of a patient, belong together.
+    """
+    splits = {split: {name: images[name] for name in sort_by_hash(images)} for split, images in listing.splits.items()}
+    if len(splits) == 1 and test_share and not listing.folds:
+        train, splits = splits["train"], {"train": {}, "test": {}}
+        counts = Counter(train.values())
+        remaining = {label: min(round(count * test_share), count - 1) for label, count in counts.items()}
+        for name, label in train.items():
+            splits["test" if remaining[label] > 0 else "train"][name] = label
+            remaining[label] -= 1
+    return replace(listing, splits=splits)
 
 
-def _make_unreadable_error(unreadable: Mapping[str, str], encoded: EncodedImages, advice: str) -> DataError:
-    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, encoded.splits.values()))
+def _make_unreadable_error(unreadable: Mapping[str, str], listing: ImageListing, advice: str) -> DataError:
+    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, listing.splits.values()))
     return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
 
 
-def _drop_unreadable(encoded: EncodedImages, unreadable: Mapping[str, str], classes: Sequence[str]) -> EncodedImages:
+def _drop_unreadable(listing: ImageListing, unreadable: Mapping[str, str], classes: Sequence[str]) -> ImageListing:
     """Return the readable images, and log which images and classes are left out."""
     splits = {
         split: {name: label for name, label in images.items() if name not in unreadable}
-        for split, images in encoded.splits.items()
+        for split, images in listing.splits.items()
     }
-    readable = replace(encoded, splits=splits)
+    readable = replace(listing, splits=splits)
     messages = join_names(unreadable.values())
-    log.warning("%s: %d images cannot be read and are left out: %s", encoded.folder, len(unreadable), messages)
+    log.warning("%s: %d images cannot be read and are left out: %s", listing.folder, len(unreadable), messages)
     if lost := sorted(set(classes).difference(readable.find_classes())):
-        log.warning("%s: classes without readable images are left out: %s", encoded.folder, join_names(lost))
+        log.warning("%s: classes without readable images are left out: %s", listing.folder, join_names(lost))
     return readable
 
 
 def _make_splits(
-    encoded: EncodedImages, options: DecodingOptions, images: Tensor, metadata: Mapping[str, Any]
+    listing: ImageListing, options: DecodingOptions, images: Tensor, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Build the splits, by name, from the pixels of all readable images, `[N, C, H, W]` or `[N, H, W, C]`."""
-    folder, classes = encoded.folder, encoded.find_classes()
-    sizes = {split: len(names) for split, names in encoded.splits.items()}
+    folder, classes = listing.folder, listing.find_classes()
+    sizes = {split: len(names) for split, names in listing.splits.items()}
     shown = " and ".join(f"{size} {split}" for split, size in sizes.items())
     mode = "grey; rgb keeps colours" if options.mode == ColorMode.grey else "rgb"
     message = "%s: %s images of %d classes: %s (data.dataset.mode=%s)"
     log.info(message, folder, shown, len(classes), join_names(classes), mode)
     if images.shape[1:] != options.shape:  # Large images are stored with channels last.
         images = images.permute(0, 3, 1, 2)
-    train_rows, test_rows = options.select_rows(sizes["train"], sizes.get("test", 0))
-    rows_to_use = {"train": train_rows, "validation": slice(None), "test": test_rows}
-    mean, std = compute_statistics(images[train_rows]) if options.train_size else (metadata["mean"], metadata["std"])
+    rows = options.select_rows(sizes)
+    train = images[rows["train"]]
+    mean, std = compute_statistics(train) if options.train_size else (metadata["mean"], metadata["std"])
     label_of = {name: label for label, name in enumerate(classes)}
     splits: dict[str, Any] = {}
-    for (split, class_of), part in zip(encoded.splits.items(), images.split([*sizes.values()]), strict=True):
+    for (split, class_of), part in zip(listing.splits.items(), images.split([*sizes.values()]), strict=True):
         labels = torch.tensor([label_of[name] for name in class_of.values()])
-        files, sha256 = ImageFiles(folder, [*class_of], encoded.read), metadata["sha256"][split]
+        files, sha256 = ImageFiles(folder, [*class_of], listing.read), metadata["sha256"][split]
         full_split = Split(
             part, labels, tuple(mean), tuple(std), tuple(classes), is_mapped=True, files=files, sha256=sha256
         )
-        splits[split] = full_split.subset(rows_to_use[split])
+        splits[split] = full_split.subset(rows[split])
     return splits
 
 
-def _fingerprint(encoded: EncodedImages, options: DecodingOptions) -> str:
+def _fingerprint(listing: ImageListing, options: DecodingOptions) -> str:
     """Return a hash of everything that determines the pixels."""
-    folder = encoded.folder
-    files = [(split, name, _file_signature(folder / name)) for split, part in encoded.splits.items() for name in part]
+    folder = listing.folder
+    files = [(split, path, _file_signature(folder / path)) for split, paths in listing.splits.items() for path in paths]
     # `disk` decodes with the installed packages, so the cached pixels must come from the same versions.
     versions = [CACHE_VERSION, *(version(package) for package in ("pillow", "torch", "torchvision"))]
-    containers = [(str(path), _file_signature(path)) for path in encoded.containers]
+    containers = [(str(path), _file_signature(path)) for path in listing.containers]
     contents = [str(folder.resolve()), versions, vars(options.reader), containers, files]
     return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
@@ -269,41 +227,41 @@ def _file_signature(path: Path) -> tuple[int, ...] | None:
     return None
 
 
-def _decode(encoded: EncodedImages, options: DecodingOptions, record: dict[str, Any]) -> Iterator[tuple[Tensor]]:
-    """Yield each readable image, a large one as `[1, H, W, C]`, and add plain values to `record`.
+def _decode(listing: ImageListing, options: DecodingOptions, metadata: dict[str, Any]) -> Iterator[tuple[Tensor]]:
+    """Yield each readable image as `[1, C, H, W]`, a large one as `[1, H, W, C]`, and fill `metadata`.
 
-    These are the messages about unreadable images by name, the SHA-256 of each split's pixels, and the statistics of
-    the training images.
+    The metadata are the messages about unreadable images by name, the SHA-256 of the pixels of each split, and the mean
+    and standard deviation of the training images.
     """
     layout = torch.channels_last if is_large(options.shape) else torch.contiguous_format
     threads = available_cores()
-    record |= {"unreadable": {}, "sha256": {}}
-    for split, images in encoded.splits.items():
+    metadata |= {"unreadable": {}, "sha256": {}}
+    for split, images in listing.splits.items():
         sums, checksum, names = np.zeros((3, options.shape[0]), np.uint64), hashlib.sha256(), [*images]
-        paths = [encoded.folder / name for name in names]
+        paths = [listing.folder / name for name in names]
         blocks = [paths[start : start + BLOCK_SIZE] for start in range(0, len(paths), BLOCK_SIZE)]
         # Threads, because Pillow releases the GIL while it decodes and resizes.
-        read = BackgroundMap(partial(_read, encoded.read), blocks, threads, 2 * threads, create_decoder_context())
+        read = BackgroundMap(partial(_read, listing.read), blocks, threads, 2 * threads, create_decoder_context())
         with (
             closing(read) as results,
             tqdm(chain.from_iterable(results), f"decoding once: {split}", len(names), leave=False, disable=None) as bar,
         ):
             for name, result in zip(names, bar, strict=True):
                 if isinstance(result, DataError):
-                    record["unreadable"][name] = str(result)
+                    metadata["unreadable"][name] = str(result)
                     continue
                 image, image_sums = result
                 sums += image_sums
                 checksum.update(image.contiguous().numpy().data)
                 yield (as_contiguous_rows(image.contiguous(memory_format=layout)),)
-        record["sha256"][split] = checksum.hexdigest()
+        metadata["sha256"][split] = checksum.hexdigest()
         if split == "train":
             if not sums.any():  # Raise here, before the cache is stored.
-                raise _make_unreadable_error(record["unreadable"], encoded, "none is left for training")
-            record["mean"], record["std"] = compute_mean_and_std(sums)
+                raise _make_unreadable_error(metadata["unreadable"], listing, "none is left for training")
+            metadata["mean"], metadata["std"] = compute_mean_and_std(sums)
 
 
-def _read(read: FileReader, paths: Sequence[Path]) -> list[tuple[Tensor, NDArray[np.uint64]] | DataError]:
+def _read(read: ReadImage, paths: Sequence[Path]) -> list[tuple[Tensor, NDArray[np.uint64]] | DataError]:
     """Return each image `[1, C, H, W]` with its `sum_channels`, or the error if it cannot be read."""
     results: list[tuple[Tensor, NDArray[np.uint64]] | DataError] = []
     for path in paths:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from vitmnist.config.validation import section
-from vitmnist.data.datasets.base import DATASETS, FileReader
-from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
-from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, list_files
+from vitmnist.data.datasets.base import DATASETS
+from vitmnist.data.datasets.decoding import DecodingOptions, decode_dataset
+from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, ImageListing, list_files
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.errors import ConfigError, DataError, MissingExtraError, as_data_error, join_names
 
@@ -35,28 +35,38 @@ class HuggingFaceOptions(DecodingOptions):
 
     columns: FeatureNames = section(FeatureNames, may_change=True)
 
-    def list_images(self) -> EncodedImages:
-        folder = Path(self.path).expanduser().absolute()
-        read, splits = open_rows(self, folder)
-        return EncodedImages(folder, splits, read, list_files(folder) if folder.is_dir() else [folder])
+    def list_images(self) -> ImageListing:
+        if find_spec("datasets") is None:
+            raise MissingExtraError("datasets", "hugging_face")
+        import datasets
+
+        key, folder = f"data.dataset.path={self.path}", Path(self.path).expanduser().absolute()
+        splits = _open_splits(key, folder)
+        features = splits["train"].features
+        image = _find_column("image", self.columns.image, features, datasets.Image)
+        label = _find_column("label", self.columns.label, features, datasets.ClassLabel)
+        to_names = getattr(features[label], "int2str", lambda values: [*map(str, values)])
+        encoded_rows: dict[str, Any] = {}
+        images: dict[str, ClassOfImage] = {}
+        with as_data_error(f"{key}: columns {image} and {label}"):
+            for split, rows in splits.items():
+                encoded_rows[split] = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
+                labels = rows[label][:]
+                if None in labels:
+                    raise DataError(f"row {labels.index(None)} of {split} has no label")
+                names = to_names(labels)
+                images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
+        read = partial(_read_row, self.reader, encoded_rows, image)
+        return ImageListing(folder, images, read, list_files(folder) if folder.is_dir() else [folder])
 
 
 DATASETS.register("hugging_face", HuggingFaceOptions)(decode_dataset)
 
 
-def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[FileReader, dict[str, ClassOfImage]]:
-    """Return a reader of the images, and the images of each split, with their classes.
-
-    Raises:
-        MissingExtraError: the package `datasets` is not installed.
-        ConfigError: there is no such dataset, it has no training split, or a column is ambiguous.
-        DataError: the package `datasets` cannot read it.
-    """
-    if find_spec("datasets") is None:
-        raise MissingExtraError("datasets", "hugging_face")
+def _open_splits(key: str, folder: Path) -> dict[str, Any]:
+    """Open the splits of a dataset that `save_to_disk` wrote, or of Parquet files; `key` begins the messages."""
     import datasets
 
-    key = f"data.dataset.path={options.path}"
     if not folder.exists():
         raise ConfigError(f"{key}: there is no such folder or Parquet file")
     with as_data_error(f"{key} cannot be read"):
@@ -73,21 +83,7 @@ def open_rows(options: HuggingFaceOptions, folder: Path) -> tuple[FileReader, di
         raise ConfigError(f"{key}: must have one split train, and at most one val and test; found {join_names(named)}")
     if unused := [name for name in named if name not in split_of]:
         log.warning("%s: splits that are not used: %s", key, join_names(unused))
-    features = splits["train"].features
-    image = _find_column("image", options.columns.image, features, datasets.Image)
-    label = _find_column("label", options.columns.label, features, datasets.ClassLabel)
-    to_names = getattr(features[label], "int2str", lambda values: [*map(str, values)])
-    encoded: dict[str, Any] = {}
-    images: dict[str, ClassOfImage] = {}
-    with as_data_error(f"{key}: columns {image} and {label}"):
-        for split, rows in splits.items():
-            encoded[split] = rows.select_columns(image).cast_column(image, datasets.Image(decode=False))
-            labels = rows[label][:]
-            if None in labels:
-                raise DataError(f"row {labels.index(None)} of {split} has no label")
-            names = to_names(labels)
-            images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
-    return partial(_read_row, options.reader, encoded, image), images
+    return splits
 
 
 def _read_row(reader: ImageReader, splits: Mapping[str, Any], column: str, path: Path) -> Pixels:

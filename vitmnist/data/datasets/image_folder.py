@@ -5,8 +5,8 @@ from pathlib import Path
 
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.datasets.base import DATASETS
-from vitmnist.data.datasets.decoding import DecodingOptions, EncodedImages, decode_dataset
-from vitmnist.data.image_listing import list_splits
+from vitmnist.data.datasets.decoding import DecodingOptions, decode_dataset
+from vitmnist.data.image_listing import ImageListing, list_splits
 from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError
 
@@ -22,15 +22,15 @@ class ImageFolderOptions(DecodingOptions):
     columns: TableColumns = section(TableColumns, may_change=True)
     suffix: str = config_field("", may_change=True)
 
-    def list_images(self) -> EncodedImages:
+    def list_images(self) -> ImageListing:
         folder = Path(self.path).expanduser().absolute()
         if not folder.is_dir():
-            advice = "it must hold a folder per class"
-            raise ConfigError(f"data.dataset.path={self.path}: there is no such folder; {advice}")
+            problem = "there is no such folder; it must hold a folder per class"
+            raise ConfigError(f"data.dataset.path={self.path}: {problem}")
         if not self.labels:
-            return EncodedImages(folder, list_splits(folder), self.reader)
+            return ImageListing(folder, list_splits(folder), self.reader)
         splits, folds = read_label_table(Path(self.labels).expanduser(), self.columns, self.suffix, folder)
-        return EncodedImages(folder, splits, self.reader, folds=folds)
+        return ImageListing(folder, splits, self.reader, folds=folds)
 
 
 DATASETS.register("image_folder", ImageFolderOptions)(decode_dataset)

@@ -42,7 +42,7 @@ def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, by tag."""
     values = {metric.tag: record.get(name) for name, metric in build_epoch_table().items()}
     for label, metrics in record.get("classes", {}).items():
-        values |= {f"various_{name}/{label}": value for name, value in metrics.items()}
+        values |= {f"verbose_{name}/{label}": value for name, value in metrics.items()}
     return {tag: value for tag, value in values.items() if value is not None}
 
 

@@ -22,8 +22,6 @@ from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, co
 from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
 
-END = "train_end/"
-"""The group of tags for the best epoch so far and for the test split; it sorts directly after `eval` and `train`."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -47,20 +45,21 @@ class TensorBoard(Logger):
         # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
         # again.
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
-        config = _event(text("config", f"```yaml\n{yaml.safe_dump(result.config, sort_keys=False)}```"), first)
+        overrides, config = "\n".join(result.overrides), yaml.safe_dump(result.config, sort_keys=False)
+        texts = _event(text("config", f"Overrides:\n```\n{overrides}\n```\nAll keys:\n```yaml\n{config}```"), first)
         earlier_steps = [event for record in result.epochs for event in self._steps(record, first)]
-        self._append(version, start, config, _event(_hyperparameters(result), first), *earlier_steps)
+        self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         result = self._run.result
         if result.epochs and (accuracy := self._run.value_of(TEST_ACC)) is not None:
-            self._append(*self._scalars({f"{END}{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
+            self._append(*self._scalars({f"verbose/{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
         values, metric = collect_epoch_scalars(record), self._run.monitored_metric
         if self._run.result.eval_split == "validation" and metric and metric.kind == "quality":
             best = self._run.value_of(metric.name)  # The value in the report.
-            values |= {} if best is None else {f"{END}best_{metric.name.removeprefix('eval_')}": best}
+            values |= {} if best is None else {f"eval/best_{metric.name.removeprefix('eval_')}": best}
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
