@@ -4,7 +4,7 @@ import os
 import re
 import reprlib
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -13,7 +13,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
+from vitmnist.config import CONF, is_group, is_hydra_override, parse_key, without_keys
 from vitmnist.config.validation import escape_interpolations
 from vitmnist.errors import ConfigError
 
@@ -109,11 +109,6 @@ def lazy_help_accepted() -> Iterator[None]:
         yield
     finally:
         ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
-
-
-def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
-    """Remove the overrides of some keys."""
-    return [override for override in overrides if parse_key(override) not in keys]
 
 
 def find_value(key: str, overrides: Iterable[str]) -> str | None:
