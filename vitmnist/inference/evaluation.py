@@ -1,7 +1,7 @@
 """The evaluation of a trained model: its configuration, its dataset and its results."""
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
 SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.selects]
-"""The keys of `data` that divide or limit any dataset; a dataset can have further ones."""
 IMAGE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
 """The keys and sections that an evaluation can change. Other keys have the values of the run."""
 
@@ -83,10 +82,22 @@ def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
             allowed = ", ".join(IMAGE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
     config, trained = load_recorded_config(folder, [*overrides]), load_recorded_config(folder, [])
+    selecting = _find_selecting_keys(config.data)
+    values, trained_values = (flatten_keys({"data": vars(each.data)}) for each in (config, trained))
+    active = [key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.off)]
     if _find_location(config.data) != _find_location(trained.data):
-        _check_selection_is_set(config.data, keys.values())
-    else:
-        _warn_of_another_division(config.data, trained.data)
+        if unclear := [key for key in active if key not in keys.values()]:
+            off = {key: selecting[key].off for key in unclear}
+            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in off.items())
+            as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
+            raise ConfigError(
+                f"the run was trained on images at another path; set {all_images} to evaluate all of these images, or "
+                f"{as_trained} to divide and limit them as in training"
+            )
+    elif any(selecting[key].selects == "splits" for key in active) and any(
+        values.get(key) != trained_values.get(key) for key in selecting if selecting[key].selects != "test"
+    ):
+        print("warning: the run divided its images differently; it may have seen images of this split", file=sys.stderr)
     return config
 
 
@@ -104,45 +115,11 @@ def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
     return dataset
 
 
-def _check_selection_is_set(data: DataConfig, keys: Collection[str]) -> None:
-    """Raise `ConfigError` if the images at another path would be divided or limited by keys that the user did not set.
-
-    Args:
-        keys: the keys that the user set.
-    """
-    if unclear := {key: value for key, value in _find_selection(data).items() if key not in keys}:
-        off = {key: metadata.off for key, metadata in _selecting_metadata(data).items()}
-        all_images = " ".join(f"{key}={'null' if off[key] is None else off[key]}" for key in unclear)
-        as_trained = " ".join(f"{key}={value}" for key, value in unclear.items())
-        raise ConfigError(
-            f"the run was trained on images at another path; set {all_images} to evaluate all of these images, or "
-            f"{as_trained} to divide and limit them as in training"
-        )
-
-
-def _warn_of_another_division(data: DataConfig, trained: DataConfig) -> None:
-    """Warn if images are divided into splits, but not into those of the run."""
-    metadata = _selecting_metadata(data)
-    is_divided = any(metadata[key].selects == "splits" for key in _find_selection(data))
-    values, trained_values = (flatten_keys({"data": vars(each)}) for each in (data, trained))
-    # The test images do not affect the other splits.
-    keys = [key for key in metadata if metadata[key].selects != "test"]
-    if is_divided and any(values.get(key) != trained_values.get(key) for key in keys):
-        print("warning: the run divided its images differently; it may have seen images of this split", file=sys.stderr)
-
-
-def _selecting_metadata(data: DataConfig) -> dict[str, KeyMetadata]:
-    """The keys that divide or limit this dataset, with their metadata."""
+def _find_selecting_keys(data: DataConfig) -> dict[str, KeyMetadata]:
+    """Return the keys that divide or limit the images of a dataset, with their metadata."""
     _, options = DATASETS.resolve(data.dataset)
     keys = [*iterate_metadata(DataConfig, "data"), *iterate_metadata(type(options), "data.dataset")]
     return {key: metadata for key, metadata in keys if metadata.selects}
-
-
-def _find_selection(data: DataConfig) -> dict[str, Any]:
-    """The keys that divide or limit the images, with their values, except keys that are switched off."""
-    values = flatten_keys({"data": vars(data)})
-    selecting = {key: metadata for key, metadata in _selecting_metadata(data).items() if metadata.selects != "seed"}
-    return {key: values[key] for key, metadata in selecting.items() if values[key] not in (None, metadata.off)}
 
 
 def _locating_options(data: DataConfig) -> list[str]:
