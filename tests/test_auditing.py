@@ -42,11 +42,11 @@ class CustomLoader:
     def __init__(self, dataset: Dataset, num_workers: int = 0, seed: int = 0, fault: str = "") -> None:
         self.dataset, self.workers, self.seed, self.fault = dataset, num_workers, seed, fault
         if fault == "leaves a thread":
-            threading.Thread(target=ENDED.wait, name="reader", daemon=True).start()
+            threading.Thread(target=ENDED.wait, name="leftover", daemon=True).start()
         if fault == "leaves a process":
             skip_without("fork")
             forkserver = multiprocessing.get_context("forkserver")
-            forkserver.Process(target=time.sleep, args=(60,), name="reader", daemon=True).start()
+            forkserver.Process(target=time.sleep, args=(60,), name="leftover", daemon=True).start()
 
     def indices(self, number: int) -> list[int]:
         shift = {"same order": 0, "order depends on workers": number + self.workers}.get(self.fault, number)
@@ -108,8 +108,8 @@ FAULTS = {
     "noise depends on workers": (SAME, "0 and 2 workers: epoch 0, batch 0: the samples [0, 1, 2]… have other values"),
     "resume skips": (RESUMED, "epoch(1, 6), batch 6: expected samples [31, 32, 33]…, found [36, 37, 38]…"),
     "shared noise": (STREAMS, "NumPy: 96 of 128 samples share their number with another"),
-    "leaves a thread": (LEFT, "left: thread reader"),
-    "leaves a process": (LEFT, "left: process reader"),
+    "leaves a thread": (LEFT, "left: thread leftover"),
+    "leaves a process": (LEFT, "left: process leftover"),
 }
 
 

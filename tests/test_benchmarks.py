@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.scripts.loader_chart import draw, read_times
+from docs.scripts.loader_chart import LAYOUTS, draw, read_times
 from tests.conftest import REPOSITORY, Printed
 from tests.support.pages import FEW, commands
 from vitmnist.models.vit import ViT, ViTOptions
@@ -60,8 +60,12 @@ def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> 
     times = read_times(REPOSITORY / "benchmarks" / "results" / "sweep-cpu" / "report.csv")
     assert [*times] == ["100", "500"]
     assert [*times["100"]] == [*times["500"]], "rows can be compared across batch sizes"
-    figure = draw(times, "light")
-    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    wide, narrow = (
+        [text.get_text() for axes in draw(times, "light", layout).axes for text in axes.texts]
+        for layout in LAYOUTS.values()
+    )
+    assert set(wide) == set(narrow)
+    texts = wide
     seconds = [float(text.removesuffix(" s")) for text in texts if text.endswith(" s")]
     ratios = [float(text.removesuffix("×")) for text in texts if text.endswith("×")]
     assert seconds == [round(time.seconds, 2) for loaders in times.values() for time in loaders.values()]

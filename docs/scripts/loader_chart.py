@@ -1,11 +1,13 @@
-"""Draws the README's chart, in light and dark, from the recorded sweep over loaders and batch sizes.
+"""Draws the README's chart, wide and narrow, in light and dark, from the recorded sweep over loaders and batch sizes.
 
 python -m docs.scripts.loader_chart benchmarks/results/sweep-cpu/report.csv docs/pictures
 """
 
 import csv
 import sys
+import textwrap
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +21,49 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
 # The sweep is `SWEEP` in benchmarks/all.py.
 SUBTITLE = "Seconds per epoch of a CNN on 6,000 MNIST images"
 CAPTION = (
-    "Bars: median of five runs, evaluation included; whiskers: their range. The two\n"
-    "workers of disk compete with training for two cores. ×: the seconds divided by\n"
-    "the seconds of the fastest loader at that batch size."
+    "Bars: median of five runs, evaluation included; whiskers: their range. The two workers of disk compete with "
+    "training for two cores. ×: the seconds divided by the seconds of the fastest loader at that batch size."
 )
 LABELS = {"gpu_slice": "gpu_slice\n(host memory)"}
 """The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""
 MIN_SHARE = 0.02
 """A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the parts of the chart are, as shares of its size in inches, and how large its texts are, in points.
+
+    Args:
+        panels: left, bottom, width and height of the panel of each batch size.
+        tops: the upper edges of the title, the subtitle and the legend.
+        wrap: the characters of a line of the title and of the caption.
+    """
+
+    size: tuple[float, float]
+    panels: tuple[tuple[float, float, float, float], ...]
+    tops: tuple[float, float, float]
+    wrap: tuple[int, int]
+    title_points: float
+    points: float
+    caption_points: float
+
+
+LAYOUTS = {
+    "": Layout(
+        (12, 4.4), ((0.145, 0.15, 0.4, 0.6), (0.575, 0.15, 0.4, 0.6)), (0.975, 0.885, 0.835), (90, 115), 18, 13.5, 12
+    ),
+    "-narrow": Layout(  # A phone shows it 360 pixels wide.
+        (6.5, 5.8),
+        ((0.24, 0.455, 0.74, 0.31), (0.24, 0.13, 0.74, 0.31)),
+        (0.98, 0.873, 0.848),
+        (45, 80),
+        16,
+        11.5,
+        10.5,
+    ),
+}
+"""The layouts by the suffix of their file names."""
 
 
 class Time(NamedTuple):
@@ -58,18 +95,15 @@ def printed_ratio(seconds: float, fastest: float) -> str:
     return f"{round(seconds, 2) / round(fastest, 2):.2f}"
 
 
-def draw(times: dict[str, Times], theme: str) -> Figure:
-    """Draw a panel for each batch size, one below the other, with the same rows and the same scale.
-
-    The texts are large enough for a phone, which shows the chart 360 pixels wide.
-    """
+def draw(times: dict[str, Times], theme: str, layout: Layout) -> Figure:
+    """Draw a panel for each batch size, with the same rows and the same scale."""
     text, slow, other = THEMES[theme]
     longest = max(time.high for by_loader in times.values() for time in by_loader.values())
-    with rc_context({"hatch.linewidth": 1.2, "font.size": 11.5, "text.color": text}):
-        figure = Figure(figsize=(6.5, 5.8), facecolor=BACKGROUNDS[theme])
+    with rc_context({"hatch.linewidth": 1.3, "font.size": layout.points, "text.color": text}):
+        figure = Figure(figsize=layout.size, facecolor=BACKGROUNDS[theme])
         ratios, slowest = [], ""
-        for number, (size, by_loader) in enumerate(times.items()):
-            axes = figure.add_axes((0.24, 0.455 - number * 0.325, 0.74, 0.31))
+        for (size, by_loader), panel in zip(times.items(), layout.panels, strict=True):
+            axes = figure.add_axes(panel)
             axes.text(0, -0.85, f"batch size {size}", va="center", weight="bold")
             fastest, slowest = min(by_loader.values()), max(by_loader, key=by_loader.__getitem__)
             for position, (loader, time) in enumerate(by_loader.items()):
@@ -87,22 +121,40 @@ def draw(times: dict[str, Times], theme: str) -> Figure:
                     weight = "bold"
                 axes.text(time.high + 0.02 * longest, position, f"{time.seconds:.2f} s", va="center", weight=weight)
                 axes.text(1.45 * longest, position, f"{ratio}×", ha="right", va="center", weight=weight)
-                label = LABELS.get(loader, loader)
-                axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1)
+                # Panels side by side share the labels of the first one.
+                if panel[0] == layout.panels[0][0]:
+                    label = LABELS.get(loader, loader)
+                    axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1)
             axes.set(xlim=(0, 1.45 * longest), ylim=(len(by_loader) - 0.4, -1.3))
             axes.axis("off")
-        low, high = min(ratios, key=float), max(ratios, key=float)
-        title = f"The {slowest} loader takes {low} to {high} times\nas long as the fastest loader"
-        figure.text(0.02, 0.98, title, fontsize=16, weight="bold", va="top", linespacing=1.15)
-        figure.text(0.02, 0.873, SUBTITLE, va="top")
-        figure.text(0.02, 0.015, CAPTION, fontsize=10.5, linespacing=1.3)
-        keys = [Patch(fill=False, hatch="////", edgecolor=other, label="waiting for data")]
-        keys.append(Patch(color=other, label="training steps and evaluation"))
-        figure.legend(handles=keys, ncols=2, loc="upper left", bbox_to_anchor=(0.006, 0.848), frameon=False)
+        add_texts(figure, layout, slowest, ratios, other)
     return figure
 
 
+def add_texts(figure: Figure, layout: Layout, slowest: str, ratios: list[str], colour: str) -> None:
+    """Add the title, the subtitle, the legend and the caption."""
+    low, high = min(ratios, key=float), max(ratios, key=float)
+    title = f"The {slowest} loader takes {low} to {high} times as long as the fastest loader"
+    title, caption = (textwrap.fill(*texts) for texts in zip((title, CAPTION), layout.wrap, strict=True))
+    left, (title_top, subtitle_top, legend_top) = 0.13 / layout.size[0], layout.tops
+    figure.text(left, title_top, title, fontsize=layout.title_points, weight="bold", va="top", linespacing=1.15)
+    figure.text(left, subtitle_top, SUBTITLE, va="top")
+    figure.text(left, 0.015, caption, fontsize=layout.caption_points, linespacing=1.3)
+    keys = [Patch(fill=False, hatch="////", edgecolor=colour, label="waiting for data")]
+    keys.append(Patch(color=colour, label="training steps and evaluation"))
+    # Matplotlib puts a margin around a legend.
+    figure.legend(
+        handles=keys,
+        ncols=2,
+        loc="upper left",
+        bbox_to_anchor=(left - 0.09 / layout.size[0], legend_top),
+        frameon=False,
+    )
+
+
 if __name__ == "__main__":
-    for theme in THEMES:
-        figure = draw(read_times(Path(sys.argv[1])), theme)
-        figure.savefig(Path(sys.argv[2]) / f"loaders-{theme}.png", dpi=200, metadata={"Software": None})
+    times = read_times(Path(sys.argv[1]))
+    for suffix, layout in LAYOUTS.items():
+        for theme in THEMES:
+            path = Path(sys.argv[2]) / f"loaders{suffix}-{theme}.png"
+            draw(times, theme, layout).savefig(path, dpi=200, metadata={"Software": None})

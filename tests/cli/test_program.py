@@ -79,11 +79,11 @@ def test_the_name_of_a_file_cannot_command_the_terminal(call_here: CallHere) -> 
 @pytest.mark.needs("POSIX files")
 def test_a_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs" / "a" / ".hydra").mkdir(parents=True)
-    reader, writer = os.pipe()
-    os.close(reader)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
     program = [sys.executable, "-m", "vitmnist", "status", "runs"]
-    ended = subprocess.run(program, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
+    ended = subprocess.run(program, cwd=tmp_path, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write_end)
     assert (ended.returncode, ended.stderr) == (141, "")
 
 

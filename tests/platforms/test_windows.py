@@ -163,8 +163,8 @@ again.zero_()  # This changes copies of the pages.
 print(decode(30).tolist())
 
 write_atomic(Path("result.json"), b"first")
-reader = Path("result.json").open("rb")
-threading.Timer(0.2, reader.close).start()
+opened = Path("result.json").open("rb")
+threading.Timer(0.2, opened.close).start()
 write_atomic(Path("result.json"), b"second")
 print(Path("result.json").read_bytes())
 """

@@ -127,13 +127,13 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
         epochs = result.epochs
     expected = [epoch["epoch_s"] for epoch in epochs]
     assert expected == [1, 3, 3, 3, 3, 4, 4]
-    reader = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
+    logged = plugin_event_accumulator.EventAccumulator(str(tmp_path)).Reload()
     shown = events(tmp_path)
     for tag in ("usage/epoch_s", "eval/acc"):
-        assert [event.step for event in reader.Tensors(tag)] == [*range(1, 8)]
+        assert [event.step for event in logged.Tensors(tag)] == [*range(1, 8)]
         assert [event.step for event in shown.Scalars(tag)] == [*range(1, 8)]
     assert [event.value for event in shown.Scalars("usage/epoch_s")] == expected
-    assert [event.step for event in reader.Tensors("train_step/loss")] == [*range(1, 7 * steps + 1)]
+    assert [event.step for event in logged.Tensors("train_step/loss")] == [*range(1, 7 * steps + 1)]
     assert [(event.step, event.value) for event in shown.Scalars("train_step/loss")] == [
         (step["step"] + 1, step["loss"]) for epoch in epochs for step in epoch["steps"]
     ]

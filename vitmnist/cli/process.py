@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ def resume_hint(folder: Path, command: str) -> str:
     return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
 
 
+@cache
 def import_trainer() -> type[Trainer]:
     """Import `Trainer`, and with it torch. This is a function because `--help` needs neither."""
     # A fork server, the default of Python 3.14 on Linux, imports torch once for all workers of a loader.
@@ -84,7 +86,6 @@ def import_trainer() -> type[Trainer]:
 
     # Scanning millions of imported objects takes 0.3 s in each job of a sweep, and longer when the process exits. The
     # first optimizer imports Triton, which must come later: it reports frozen objects as leaks.
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
     gc.enable()
     return Trainer

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
+from vitmnist.report.statistics import MIN_ROUNDS, ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.runs import Run
 
@@ -141,20 +141,36 @@ class Comparison:
         return sorted((row for row in self.rows if row.rounds), key=lambda row: row.median_s)
 
     @cached_property
-    def _ratios(self) -> PairwiseComparison[ReportRow]:
+    def _times(self) -> dict[ReportRow, dict[str, float]]:
+        """The seconds per epoch of each timed row by round."""
         # Runs of several seeds in a round share the state of the machine, so they count as one.
         rounds = {row: row.rounds.items() for row in self.timed_rows}
-        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
-        return PairwiseComparison(times, as_ratios=True)
+        return {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
+
+    @cached_property
+    def _ratios(self) -> PairwiseComparison[ReportRow]:
+        return PairwiseComparison(self._times, as_ratios=True)
 
     @cached_property
     def time_groups(self) -> dict[str, list[ReportRow]]:
-        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders."""
+        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders.
+
+        Rows with enough rounds come first, in the order of their times in the rounds that all of them have.
+        """
         groups: dict[str, list[ReportRow]] = defaultdict(list)
         for row in self.sorted_rows:
             if row.rounds:
                 groups[row.label_without_loader].append(row)
-        return dict(groups) if any(len(rows) > 1 for rows in groups.values()) else {"": self.timed_rows}
+        if all(len(rows) == 1 for rows in groups.values()):
+            groups = defaultdict(list, {"": self.timed_rows})
+        for rows in groups.values():
+            rounds = [set(row.rounds) for row in rows if len(row.rounds) >= MIN_ROUNDS]
+            common = set.intersection(*rounds) if rounds else set()
+            medians = {
+                row: median(self._times[row][name] for name in common & row.rounds.keys() or row.rounds) for row in rows
+            }
+            rows.sort(key=lambda row: (len(row.rounds) < MIN_ROUNDS, medians[row]))
+        return dict(groups)
 
     @cached_property
     def baselines(self) -> dict[ReportRow, ReportRow]:

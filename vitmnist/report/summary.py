@@ -56,9 +56,9 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
-    """Format the ratio to the baseline; empty if it may be noise, or with fewer than three rounds."""
+    """Format the ratio to the baseline; empty if it may be noise, with fewer than three rounds or with other rounds."""
     baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
-    if not baseline or not ratio or not ratio.is_clear:
+    if not baseline or not ratio or not ratio.is_clear or row.rounds.keys() != baseline.rounds.keys():
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.

@@ -91,7 +91,8 @@ def _format_section(
     """Format the date with machine and data, the sentences, and both tables of a comparison."""
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
-        first += f" Best run: {link(_relative_folder(comparison.best_run(comparison.sorted_rows[0]), output))}"
+        best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
+        first += f" Best run: {link(_relative_folder(comparison.best_run(best), output))}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
