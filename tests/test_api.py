@@ -76,6 +76,7 @@ def test_load_dataset_reads_a_dataset_by_name(tiny_root: Path) -> None:
         ({"name": "rma"}, r"^name=rma: not known; did you mean 'ram'\? allowed: .*\bram\b"),
         ({"workers": 2}, r"^workers: there is no such key; allowed: none"),
         ({"shuffle": "smaple"}, r"^shuffle=smaple: did you mean 'sample'\? allowed: balanced, batch, none, sample"),
+        ({"drop_last": "false"}, "^drop_last=false: must be True or False"),
         ({"batch_size": 0}, "^batch_size=0: must be a whole number, at least 1"),
         ({"batch_size": 5.5}, "^batch_size=5.5: must be a whole number"),
         ({"batch_size": True}, "^batch_size=True: must be a whole number"),

@@ -68,7 +68,7 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
 def test_a_failed_run_is_never_the_best(tmp_path: Path) -> None:
     """Neither run is timed, because they overlapped; the failed one had faster epochs."""
     for loader, seconds, status in (("ram", 0.5, "failed"), ("disk", 1.0, "completed")):
-        run(tmp_path / loader, loader, (seconds, seconds), status=status, began_at=1000.0, ended_at=1020.0)
+        run(tmp_path / loader, loader, times=(seconds, seconds), status=status, began_at=1000.0, ended_at=1020.0)
     assert "Best run: disk\n" in write_report([tmp_path], tmp_path)
 
 

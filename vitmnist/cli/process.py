@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,6 +103,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     return True
 
 
+@cache
 def import_trainer() -> type[Trainer]:
     """Import `Trainer`, and with it torch. This is a function because `--help` needs neither."""
     # A fork server, the default of Python 3.14 on Linux, imports torch once for all workers of a loader.
@@ -112,7 +114,6 @@ def import_trainer() -> type[Trainer]:
 
     # Scanning millions of imported objects takes 0.3 s in each job of a sweep, and longer when the process exits. The
     # first optimizer imports Triton, which must come later: it reports frozen objects as leaks.
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
     gc.enable()
     return Trainer

@@ -58,6 +58,8 @@ class EpochSampler:
         orders = [order.value for order in Shuffle]
         if self.shuffle not in orders:
             raise ConfigError(f"shuffle={self.shuffle}: {suggest_names(str(self.shuffle), orders)}")
+        if not isinstance(self.drop_last, bool):  # The text "false" would be true.
+            raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
         for key, minimum in (("batch_size", 1), ("seed", 0)):
             value = getattr(self, key)
             if isinstance(value, bool) or not hasattr(value, "__index__") or value < minimum:
