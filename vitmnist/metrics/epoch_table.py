@@ -30,6 +30,10 @@ class EpochMetric(Metric):
         """1 if a higher value is better, else -1."""
         return 1 if self.direction == "max" else -1
 
+    def format(self, value: float) -> str:
+        digits = 4 if self.digits is None else self.digits
+        return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
+
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_step`, `usage`, `verbose` (other quality) and `visuals`.

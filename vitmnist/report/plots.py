@@ -16,7 +16,7 @@ from PIL import Image
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.summary import describe_ratio, format_quality
+from vitmnist.report.summary import describe_ratio
 from vitmnist.timing.table import Spread, format_seconds
 
 BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#6E7781"
@@ -101,7 +101,7 @@ def _draw_quality(comparison: Comparison) -> Figure:
     width = DOT_WIDTH * (max(every_value) - min(every_value))
     for position, (label, by_seed) in enumerate(groups):
         values, mean = sorted(by_seed.values()), fmean(by_seed.values())
-        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", format_quality(metric, mean))
+        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", metric.format(mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
             axes.plot(mean, position, **tick)

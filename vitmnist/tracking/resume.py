@@ -3,6 +3,7 @@
 docs/architecture.md has the order in which a start calls these functions.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_y
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import OVERRIDES
-from vitmnist.tracking.runs import Run, read_run
+from vitmnist.tracking.runs import read_run
 
 # The files of these groups can set any key (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")
@@ -53,30 +54,39 @@ def load_resumed_config(folder: Path, overrides: Iterable[str]) -> tuple[Config,
     return load_recorded_config(folder, changes), [*unchanged, *changes]
 
 
-def is_completed(run: Run, config: Config) -> bool:
-    """Whether a run is completed, and `config` neither changes its result nor asks for further epochs.
+def print_if_completed(folder: Path, config: Config) -> bool:
+    """Print the result of a completed run; returns False if it is not completed, or if `config` changes its result.
 
     Another loader, for example, trains nothing without further epochs: the recorded times are those of the old one.
 
     Raises:
-        ConfigError: a completed run needs more training, but has no checkpoint.
+        ConfigError: a completed run needs more training, for example more epochs, but has no checkpoint.
     """
+    run = read_run(folder)
     if run.result.status != "completed":
         return False
-    values, recorded = to_json_values(config), to_json_values(load_recorded_config(run.folder, []))
-    # `auto` was recorded as the value that it was replaced by.
-    is_other_run = any(flatten_keys(values).get(key) != "auto" for key in _find_refused_changes(recorded, config))
-    epochs_left = config.epochs_to_train - len(run.result.epochs)
+    path, epochs, metric = display_path(folder), run.result.epochs, find_metric(config.monitor, "monitor")
+    is_stopped_early = Monitor(metric, config.patience).is_exhausted(epochs)
+    epochs_left = config.epochs_to_train - len(epochs)
+    values, recorded = flatten_keys(to_json_values(config)), to_json_values(load_recorded_config(folder, []))
+    # A value that replaced `auto` was recorded.
+    is_other_run = any(values.get(key) != "auto" for key in _find_refused_changes(recorded, config))
     # A larger `epochs` alone does not continue a run that stopped early.
-    is_stopped_early = Monitor(find_metric(config.monitor, "monitor"), config.patience).is_exhausted(run.result.epochs)
-    if not is_other_run and (epochs_left == 0 or (epochs_left > 0 and is_stopped_early)):
-        return True
-    if has_checkpoint(run.folder):
-        return False
-    raise ConfigError(
-        f"{display_path(run.folder)}: is completed, and has no checkpoint to continue from; begin another run with "
-        "hydra.run.dir=FOLDER"
-    )
+    if is_other_run or epochs_left < 0 or (epochs_left and not is_stopped_early):
+        if has_checkpoint(folder):
+            return False
+        raise ConfigError(
+            f"{path}: is completed, and has no checkpoint to continue from; begin another run with hydra.run.dir=FOLDER"
+        )
+    value = run.value_of(metric.name)
+    result = "" if value is None else f", {metric.name} {metric.format(value)}"
+    if config.limit_batches:
+        print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
+    else:
+        changes = ["patience=M"] * is_stopped_early + ["epochs=N"] * (not epochs_left)
+        arguments = shlex.join([f"resume={path}", *changes])
+        print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; to continue, set {arguments}")
+    return True
 
 
 def check_resumable(recorded: Mapping[str, Any], config: Config, started_epochs: int) -> None:
