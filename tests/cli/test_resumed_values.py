@@ -11,8 +11,8 @@ from tests.conftest import Printed, Train, assert_same_run, result_of, write_mni
 from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import CONFIG_FILE
+from vitmnist.tracking.resume import load_recorded_config
 
 
 @pytest.mark.parametrize(
