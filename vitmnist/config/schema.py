@@ -40,10 +40,10 @@ class DataConfig:
 
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
-    holdout: int | float | None = config_field(above=0)
-    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1)
-    folds: int | None = config_field(None, at_least=2)
-    fold: int | None = config_field(None, at_least=0)
+    holdout: int | float | None = config_field(above=0, selects="splits")
+    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1, selects="seed")
+    folds: int | None = config_field(None, at_least=2, selects="splits")
+    fold: int | None = config_field(None, at_least=0, selects="splits")
     drop_last: bool = MISSING
     normalize: Any = MISSING
     crop_size: Any = config_field(None, at_least=1)

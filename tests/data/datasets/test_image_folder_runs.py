@@ -13,7 +13,7 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
-from vitmnist.cli.resume import print_if_completed
+from vitmnist.cli.process import print_if_completed
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
