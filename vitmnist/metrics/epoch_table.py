@@ -36,7 +36,7 @@ class EpochMetric(Metric):
 
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
-# After them come `train_step`, `usage`, `verbose` (other quality) and `visuals`.
+# After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
     EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
