@@ -4,17 +4,16 @@ The record is treated as data: it is checked against the schema, and never passe
 docs/architecture.md has the order in which a start calls these functions.
 """
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import is_group, is_hydra_override, parse_key, without_keys
-from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
@@ -24,6 +23,9 @@ from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_y
 from vitmnist.runtime.run_folder import has_checkpoint
 from vitmnist.tracking.result import CONFIG_FILE, OVERRIDES
 from vitmnist.tracking.runs import read_run
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 # The files of these groups can set any key (`@package _global_`).
 GLOBAL_GROUPS = ("experiment", "hparams_search")
@@ -134,6 +136,9 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
         ConfigError: the folder holds no run, its record is damaged, or an override is not allowed when resuming.
         HydraException, OmegaConfBaseException: an override is invalid.
     """
+    # Import late: the trainer imports this module, and does not need Hydra.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     config = OmegaConf.create(escape_interpolations(_recorded_values(folder)))
     hydra_overrides = [*filter(is_hydra_override, overrides)]
     changes = OverridesParser.create().parse_overrides([text for text in overrides if not is_hydra_override(text)])
@@ -145,6 +150,8 @@ def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
 
 
 def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -> None:
+    from vitmnist.config.compose import compose  # Import late, as above.
+
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override() or override.is_delete():
         raise ConfigError(
