@@ -1,11 +1,10 @@
-"""The process of `train`: connecting ranks, importing the trainer, and what it prints about a run that ended."""
+"""The process of `train`: connecting ranks, importing the trainer, and messages at the end."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import multiprocessing
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,17 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.config.schema import Config
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
-from vitmnist.metrics.epoch_record import Monitor
-from vitmnist.metrics.epoch_table import find_metric
-from vitmnist.report.summary import format_quality
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import has_records
 from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
-from vitmnist.tracking.resume import is_completed
-from vitmnist.tracking.runs import read_run
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -83,24 +76,6 @@ def resume_hint(folder: Path, command: str) -> str:
         return ""
     results = f"; results: {display_path(folder)}"
     return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
-
-
-def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a run if `is_completed`, and how to continue it; return whether it is."""
-    run = read_run(folder)
-    if not is_completed(run, config):
-        return False
-    path, epochs, metric = display_path(folder), run.result.epochs, find_metric(config.monitor, "monitor")
-    value = run.value_of(metric.name)
-    result = "" if value is None else f", {metric.name} {format_quality(metric, value)}"
-    if config.limit_batches:
-        print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
-        return True
-    is_stopped_early = Monitor(metric, config.patience).is_exhausted(epochs)
-    changes = ["patience=M"] * is_stopped_early + ["epochs=N"] * (len(epochs) == config.epochs)
-    arguments = shlex.join([f"resume={path}", *changes])
-    print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; to continue, set {arguments}")
-    return True
 
 
 @cache

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, quote
 from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.cli.process import import_trainer, print_if_completed, results_in_message
+from vitmnist.cli.process import import_trainer, results_in_message
 from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -40,7 +40,7 @@ from vitmnist.runtime.signals import (
 )
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.resume import is_resumable
+from vitmnist.tracking.resume import is_resumable, print_if_completed
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)

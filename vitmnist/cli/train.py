@@ -22,7 +22,7 @@ from omegaconf import DictConfig, read_write
 import vitmnist
 from vitmnist.cli.arguments import Arguments, lazy_help_accepted, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
-from vitmnist.cli.process import connected_ranks, import_trainer, print_if_completed, results_in_message
+from vitmnist.cli.process import connected_ranks, import_trainer, results_in_message
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override, parse_key
 from vitmnist.config.compose import compose, compose_command, initialize_hydra
@@ -33,7 +33,7 @@ from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.resume import is_resumable, load_resumed_config
+from vitmnist.tracking.resume import is_resumable, load_resumed_config, print_if_completed
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer

@@ -14,7 +14,7 @@ from vitmnist.config.validation import KeyMetadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
-from vitmnist.tracking.recorded_config import load_recorded_config
+from vitmnist.tracking.resume import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
