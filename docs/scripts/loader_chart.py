@@ -62,7 +62,7 @@ LAYOUTS = {
     ),
     "-narrow": Layout(  # A phone shows it 360 pixels wide.
         size=(5.1, 6.5),
-        panels=((0.285, 0.485, 0.71, 0.28), (0.285, 0.18, 0.71, 0.28)),
+        panels=((0.285, 0.51, 0.7, 0.28), (0.285, 0.205, 0.7, 0.28)),
         tops=(0.985, 0.895, 0.866),
         wrap=(36, 62),
         title_points=15,
@@ -132,7 +132,7 @@ def draw(times: dict[str, Times], theme: str, layout: Layout) -> Figure:
                 if panel[0] == layout.panels[0][0]:
                     label = LABELS.get(loader, loader)
                     axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1)
-            axes.set(xlim=(0, 1.55 * longest), ylim=(len(by_loader) - 0.4, -1.3))
+            axes.set(xlim=(0, 1.58 * longest), ylim=(len(by_loader) - 0.4, -1.3))
             axes.axis("off")
         add_texts(figure, layout, slowest, ratios, other)
     return figure
@@ -146,7 +146,7 @@ def add_texts(figure: Figure, layout: Layout, slowest: str, ratios: list[str], c
     left, (title_top, subtitle_top, legend_top) = 0.13 / layout.size[0], layout.tops
     figure.text(left, title_top, title, fontsize=layout.title_points, weight="bold", va="top", linespacing=1.15)
     figure.text(left, subtitle_top, SUBTITLE, va="top")
-    figure.text(left, 0.015, caption, fontsize=layout.caption_points, linespacing=1.3)
+    figure.text(left, 0.028, caption, fontsize=layout.caption_points, linespacing=1.3)
     keys = [Patch(fill=False, hatch="////", edgecolor=colour, label="waiting for data")]
     keys.append(Patch(color=colour, label="training steps and evaluation"))
     # Matplotlib puts a margin around a legend.

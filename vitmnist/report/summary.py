@@ -80,7 +80,7 @@ def summarize_noise(comparison: Comparison) -> str:
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
     if names := [comparison.numbers.get(setting, setting) for setting in comparison.within_noise]:
         others = "any other" if len(names) == len(leads) else _list_names(names)
-        return f"{_count(best)} are too few to separate it from {others}."
+        return f"{_count(best)} are too few to separate it from {others}; add seeds."
     lead_text = comparison.metric.format(min(lowest)).replace("%", " percentage points")
     return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 
