@@ -65,9 +65,8 @@ def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> 
         for layout in LAYOUTS.values()
     )
     assert set(wide) == set(narrow)
-    texts = wide
-    seconds = [float(text.removesuffix(" s")) for text in texts if text.endswith(" s")]
-    ratios = [float(text.removesuffix("×")) for text in texts if text.endswith("×")]
+    figures = [text.removesuffix("×").split(" s · ") for text in wide if text.endswith("×")]
+    seconds, ratios = ([float(pair[column]) for pair in figures] for column in (0, 1))
     assert seconds == [round(time.seconds, 2) for loaders in times.values() for time in loaders.values()]
     (caption,) = (line for line in (REPOSITORY / "README.md").read_text().splitlines() if "<picture>" in line)
     for first in (0, 4):

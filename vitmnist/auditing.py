@@ -97,7 +97,6 @@ def audit(loader_factory: Callable[..., Any], *, samples: int = 1009, strict: bo
     with preserve_random_state():
         for name, check in checks.items():
             try:
-                loader.epochs = loader.epochs or loader.read_epochs()
                 result = CheckResult(name, "ok", check())
             except SkipTest as reason:
                 result = CheckResult(name, "not checked", str(reason))
@@ -121,7 +120,7 @@ class _AuditedLoader:
     data: AuditDataset
     settings: dict[str, int]
     epochs: list[list[ProbeBatch]] = field(default_factory=list)
-    """Epochs 0 and 1 with the default settings; empty before they are read."""
+    """Epochs 0 and 1 with the default settings. The first check reads them; they stay empty if it cannot."""
     labels: torch.Tensor | None = None
     """The label of each sample if the loader balances classes; None if it delivers each index once."""
 
@@ -142,16 +141,13 @@ class _AuditedLoader:
                 raise DataError(f"epoch {epoch} has {len(batches) or 'no'} batches of {size} samples, or more")
         return epochs
 
-    def read_epochs(self) -> list[list[ProbeBatch]]:
-        """Read `epochs`. A loader that refuses random samples gets constant samples."""
-        try:
-            return self.read()
-        except UserError:
-            self.data = AuditDataset(self.data.size, is_random=False)
-            return self.read()
-
     def check_indices(self) -> str:
         """Check that no index comes twice, and that indices are missing only if a short last batch is dropped."""
+        try:
+            self.epochs = self.read()
+        except UserError:  # The loader refuses random samples.
+            self.data = AuditDataset(self.data.size, is_random=False)
+            self.epochs = self.read()
         orders = [_order(epoch) for epoch in self.epochs]
         missing = [sorted(set(range(self.data.size)) - set(order)) for order in orders]
         batch_sizes = {len(batch.indices) for batch in self.epochs[0]}

@@ -21,8 +21,9 @@ BACKGROUNDS = {"light": "#ffffff", "dark": "#0d1117"}
 # The sweep is `SWEEP` in benchmarks/all.py.
 SUBTITLE = "Seconds per epoch of a CNN on 6,000 MNIST images"
 CAPTION = (
-    "Bars: median of five runs, evaluation included; whiskers: their range. The two workers of disk compete with "
-    "training for two cores. ×: the seconds divided by the seconds of the fastest loader at that batch size."
+    "Bars: median of five runs on two CPU cores, evaluation included; whiskers: their range. ×: the seconds divided by "
+    "those of the fastest loader at that batch size. The two workers of disk share the cores with training, so its "
+    "steps are slower too."
 )
 LABELS = {"gpu_slice": "gpu_slice\n(host memory)"}
 """The labels of rows that differ from the name of the loader. The sweep ran without a GPU."""
@@ -51,16 +52,22 @@ class Layout:
 
 LAYOUTS = {
     "": Layout(
-        (12, 4.4), ((0.145, 0.15, 0.4, 0.6), (0.575, 0.15, 0.4, 0.6)), (0.975, 0.885, 0.835), (90, 115), 18, 13.5, 12
+        size=(12, 4.2),
+        panels=((0.145, 0.17, 0.42, 0.56), (0.575, 0.17, 0.42, 0.56)),
+        tops=(0.975, 0.885, 0.84),
+        wrap=(90, 125),
+        title_points=18,
+        points=13.5,
+        caption_points=12,
     ),
     "-narrow": Layout(  # A phone shows it 360 pixels wide.
-        (6.5, 5.8),
-        ((0.24, 0.455, 0.74, 0.31), (0.24, 0.13, 0.74, 0.31)),
-        (0.98, 0.873, 0.848),
-        (45, 80),
-        16,
-        11.5,
-        10.5,
+        size=(5.1, 6.5),
+        panels=((0.285, 0.51, 0.7, 0.28), (0.285, 0.205, 0.7, 0.28)),
+        tops=(0.985, 0.895, 0.866),
+        wrap=(36, 62),
+        title_points=15,
+        points=11.5,
+        caption_points=10.5,
     ),
 }
 """The layouts by the suffix of their file names."""
@@ -119,13 +126,13 @@ def draw(times: dict[str, Times], theme: str, layout: Layout) -> Figure:
                 if loader == slowest:
                     ratios.append(ratio)
                     weight = "bold"
-                axes.text(time.high + 0.02 * longest, position, f"{time.seconds:.2f} s", va="center", weight=weight)
-                axes.text(1.45 * longest, position, f"{ratio}×", ha="right", va="center", weight=weight)
+                label = f"{time.seconds:.2f} s · {ratio}×"
+                axes.text(time.high + 0.02 * longest, position, label, va="center", weight=weight)
                 # Panels side by side share the labels of the first one.
                 if panel[0] == layout.panels[0][0]:
                     label = LABELS.get(loader, loader)
                     axes.text(-0.03 * longest, position, label, ha="right", va="center", linespacing=1)
-            axes.set(xlim=(0, 1.45 * longest), ylim=(len(by_loader) - 0.4, -1.3))
+            axes.set(xlim=(0, 1.58 * longest), ylim=(len(by_loader) - 0.4, -1.3))
             axes.axis("off")
         add_texts(figure, layout, slowest, ratios, other)
     return figure
@@ -139,7 +146,7 @@ def add_texts(figure: Figure, layout: Layout, slowest: str, ratios: list[str], c
     left, (title_top, subtitle_top, legend_top) = 0.13 / layout.size[0], layout.tops
     figure.text(left, title_top, title, fontsize=layout.title_points, weight="bold", va="top", linespacing=1.15)
     figure.text(left, subtitle_top, SUBTITLE, va="top")
-    figure.text(left, 0.015, caption, fontsize=layout.caption_points, linespacing=1.3)
+    figure.text(left, 0.028, caption, fontsize=layout.caption_points, linespacing=1.3)
     keys = [Patch(fill=False, hatch="////", edgecolor=colour, label="waiting for data")]
     keys.append(Patch(color=colour, label="training steps and evaluation"))
     # Matplotlib puts a margin around a legend.

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.conftest import CallHere
 from tests.support.processes import run_python
 from vitmnist.__main__ import COMMANDS, command_main, main
+from vitmnist.cli.process import resume_hint
 from vitmnist.errors import DataError
 
 HELP = """
@@ -42,7 +44,9 @@ MISSING = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_is_explained_and_its_mistakes_have_their_exit_codes(name: str, call_here: CallHere) -> None:
+    add_argument = ArgumentParser.add_argument
     ended = call_here(main, name, "--help")
+    assert ArgumentParser.add_argument is add_argument, "other parsers of the process are not affected"
     expected = "== Configuration groups ==" if name == "train" else f"usage: vitmnist {name} "
     assert (ended.returncode, expected in ended.stdout) == (0, True)
     ended = call_here(main, name, *MISSING[name])
@@ -105,3 +109,9 @@ main()
 def test_ctrl_c_during_the_imports_is_one_line(tmp_path: Path) -> None:
     ended = run_python("-c", INTERRUPT, "torch", "evaluate", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+
+
+def test_an_interruption_names_results_only_if_there_are_any(tmp_path: Path) -> None:
+    assert resume_hint(tmp_path, "vitmnist") == ""
+    (tmp_path / "result.json").touch()
+    assert resume_hint(tmp_path, "vitmnist").startswith("; results: ")

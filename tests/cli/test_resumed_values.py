@@ -11,8 +11,8 @@ from tests.conftest import Printed, Train, assert_same_run, result_of, write_mni
 from vitmnist.checkpoint import storage
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.errors import ExitCode
-from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import CONFIG_FILE
+from vitmnist.tracking.resume import load_recorded_config
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,6 @@ from vitmnist.tracking.result import CONFIG_FILE
         (["resume=cut", "init_skip=[head.*]"], "init_skip=['head.*'] (it was [])"),
         (["resume=cut", "lr_scale={features.*:0}"], "lr_scale={'features.*': 0.0} (it was {})"),
         (["resume=cut", "bach_size=7"], "bach_size: there is no such key; did you mean 'batch_size'?"),
-        (["resume=nowhere"], "nowhere: holds no run; pass a folder such as outputs/runs/"),
         (["resume=cut", "-m"], "-m: resume=cut resumes a run, not a sweep; to resume a sweep"),
         (["resume=auto"], "resume=auto: needs a folder; set hydra.run.dir=FOLDER for a run, or hydra."),
         (["resume=~nobody-here"], "~nobody-here: holds no run"),

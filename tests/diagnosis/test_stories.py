@@ -56,16 +56,10 @@ def measure(folder: Path, script: str) -> str:
     return run(folder, "few.py")
 
 
-def bottleneck_of(printed: str) -> str:
-    """Read the bottleneck: input-bound, balanced or compute-bound."""
-    (bottleneck,) = re.findall(r"([\w-]+): \d+% of the time is spent waiting", printed)
-    return bottleneck
-
-
-def waiting(printed: str) -> int:
-    """The percentage of the time that is spent waiting for data."""
-    (share,) = re.findall(r"(\d+)% of the time is spent waiting", printed)
-    return int(share)
+def verdict(printed: str) -> tuple[str, int]:
+    """The bottleneck (input-bound, balanced or compute-bound), and the percentage of the time spent waiting."""
+    ((bottleneck, share),) = re.findall(r"([\w-]+): (\d+)% of the time is spent waiting", printed)
+    return bottleneck, int(share)
 
 
 @pytest.mark.slow  # Each process imports torch.
@@ -73,14 +67,14 @@ def waiting(printed: str) -> int:
 @pytest.mark.parametrize(("script", "before"), [("norms.py", "compute-bound"), ("signals.py", "input-bound")])
 def test_a_script_has_another_bottleneck_after_its_change(folder: Path, script: str, before: str) -> None:
     """On busy cores, the new verdict may be "balanced", so the shares of waiting are compared too."""
-    slow = observe(folder, script, *FEW)
-    assert bottleneck_of(slow) == before
+    bottleneck, waiting_pct = verdict(observe(folder, script, *FEW))
+    assert bottleneck == before
     for diff in changes(script):
         apply_diff(folder, diff)
     # Use all steps of the page: 20 steps of a few ms are too few if a core is busy for 0.1 s.
-    fast = observe(folder, script)
-    assert bottleneck_of(fast) in ("compute-bound", "balanced")
-    assert (waiting(fast) > waiting(slow)) == (before == "compute-bound")
+    bottleneck, changed_pct = verdict(observe(folder, script))
+    assert bottleneck in ("compute-bound", "balanced")
+    assert (changed_pct > waiting_pct) == (before == "compute-bound")
 
 
 @pytest.mark.slow  # It measures three ways to load.
@@ -89,12 +83,12 @@ def test_photos_are_input_bound_until_they_are_decoded_once(folder: Path) -> Non
     first, *rest = changes(SCRIPT)
     apply_diff(folder, first)
     printed = measure(folder, SCRIPT)
-    assert bottleneck_of(printed) == "input-bound"
+    assert verdict(printed)[0] == "input-bound"
     for row in ("as it is", "num_workers=2", "from_dataloader"):
         assert re.search(rf"^{row} +\d+% +[\d.]+ s", printed, re.MULTILINE), printed
     for diff in rest:
         apply_diff(folder, diff)
-    assert bottleneck_of(measure(folder, SCRIPT)) != "input-bound"
+    assert verdict(measure(folder, SCRIPT))[0] != "input-bound"
 
 
 def test_the_page_and_the_example_have_the_command_of_the_readme() -> None:
@@ -116,7 +110,7 @@ def test_the_command_of_the_readme_works_in_a_fresh_folder(
     script.write_text(PHOTOS.read_text().replace("PICTURES = 2000\n", "PICTURES = 400\n"))
     (command,) = (line for line in "".join(blocks("bash", REPOSITORY / "README.md")).splitlines() if SCRIPT in line)
     printed = run(tmp_path, "-m", *command.split())
-    assert bottleneck_of(printed) == "input-bound"
+    assert verdict(printed)[0] == "input-bound"
     assert f"  change  {SCRIPT}:59   loader = vitmnist.from_dataloader(loader)" in printed
     assert {file.name for file in tmp_path.iterdir()} == {"docs", "photos"}
     pictures = {file: file.stat().st_mtime_ns for file in tmp_path.glob("photos/*/*.jpg")}

@@ -199,16 +199,10 @@ class Counting:
         return v1.functional.rotate(image, len(self.seen))
 
 
-def two_views(image: Any) -> tuple[Tensor, Tensor]:
-    return FLIP(image), FLIP(image)
-
-
 class Unpacking(Pictures):
-    """Its transform returns two views."""
-
     def __getitem__(self, index: int) -> Any:
-        first, second = self.transform(self.open(index))
-        return first, second
+        red, green, blue = self.transform(self.open(index))
+        return red, green, blue
 
 
 class CountingReads(Pairs):
@@ -230,7 +224,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "first part": (lambda folder: Pictures(folder, v1.Compose([Counting(), FLIP])), "keep no state between samples"),
     "random part": (lambda folder: Pictures(folder, v1.Compose([FLIP, Counting()])), "keep no state between samples"),
     "inner": (lambda folder: Pictures(folder, v1.Compose([v1.RandomCrop(99), FLIP])), "0: RandomCrop raised Val"),
-    "unpacked": (lambda folder: Unpacking(folder, two_views), r"uses its transform, or the result of it \(TypeError"),
+    "unpacked": (lambda folder: Unpacking(folder, FLIP), r"uses its transform, or the result of it \(TypeError"),
     "counter": (lambda folder: CountingReads(), r"0 is random \(it draws from CountingReads\.reads\) apart"),
     "in place": (lambda folder: ChangingData(), "if data were changed in place, build its dataset again"),
 }  # fmt: skip

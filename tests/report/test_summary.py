@@ -114,12 +114,12 @@ QUALITY: dict[str, tuple[Records, str]] = {
     "noise": (
         accuracies(3, 97.0, 97.3, 97.1) + accuracies(6, 97.2, 97.0, 97.4) + accuracies(9, 90.0, 90.1, 89.9),
         "Highest mean test accuracy: depth=6, 97.20% ± 0.20 (mean ± sd over 3 seeds). 3 seeds are too few "
-        "to separate it from depth=3.",
+        "to separate it from depth=3; add seeds.",
     ),
     "noise alone": (
         [record for depth in range(5, 0, -1) for record in accuracies(depth, 97.0, 97.3 - depth / 100, 97.1)],
         "Highest mean test accuracy: depth=1, 97.13% ± 0.15 (mean ± sd over 3 seeds). 3 seeds are too few to separate "
-        "it from any other: depth=2, depth=3, depth=4 and 1 more.",
+        "it from any other; add seeds.",
     ),
     "each seed gains the same": (
         accuracies(3, 97.0, 97.5, 97.25) + accuracies(6, 96.0, 96.5, 96.25),

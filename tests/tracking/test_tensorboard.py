@@ -82,7 +82,7 @@ def test_a_job_shows_what_its_sweep_varies_and_the_value_in_the_report(tmp_path:
     shown = events(job)
     (keys,) = shown.PluginTagToContent("hparams").values()
     assert parse_session_start_info_plugin_data(keys).hparams.keys() == {"seed", "optimizer.lr"}
-    assert [event.value for event in shown.Scalars("eval/best_acc")] == [70.0, 90.0, 90.0]
+    assert [event.value for event in shown.Scalars("train_result/best_acc")] == [70.0, 90.0, 90.0]
     assert [event.value for event in shown.Scalars("eval/acc")] == [70.0, 90.0, 80.0]
 
 

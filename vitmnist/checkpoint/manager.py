@@ -13,15 +13,16 @@ from safetensors.torch import save as to_safetensors
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
 from vitmnist.checkpoint.storage import Checkpoint
-from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
+from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
-from vitmnist.errors import ConfigError, DataError, TrainingError
+from vitmnist.errors import DataError, TrainingError
 from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.random_state import RandomState
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import World
 from vitmnist.tracking.result import Result
+from vitmnist.tracking.resume import check_resumable
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
@@ -151,35 +152,14 @@ def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Che
     """Read the checkpoint to resume from, on rank 0 for all ranks. Returns None if there is no checkpoint.
 
     Raises:
-        ConfigError: a key that must not change differs, or the run has already started more epochs than configured.
+        ConfigError: the configuration does not fit the checkpoint; see `check_resumable`.
         DataError: the checkpoint cannot be read.
     """
     checkpoint = world.broadcast_object(lambda: storage.read_newest_checkpoint(folder))
-    if checkpoint is None:
-        return None
-    check_resumable(fill_defaults(checkpoint["config"]), config)
-    started = len(checkpoint["epochs"]) + bool(checkpoint["progress"])
-    if config.epochs < started:
-        raise ConfigError(
-            f"epochs={config.epochs}: the run has already started epoch {started}; set epochs={started} or more"
-        )
+    if checkpoint is not None:
+        started_epochs = len(checkpoint["epochs"]) + bool(checkpoint["progress"])
+        check_resumable(fill_defaults(checkpoint["config"]), config, started_epochs)
     return checkpoint
-
-
-def check_resumable(before: dict[str, Any], config: Config) -> None:
-    """Raise `ConfigError` if keys that must not change have changed; the message names all of them."""
-    old, new = flatten_keys(before), flatten_keys(to_json_values(config))
-    allowed = find_changeable_keys(config)
-    changed = [
-        f"{key}={new.get(key)} (it was {old.get(key)})"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not is_under(key, allowed)
-    ]
-    if changed:
-        raise ConfigError(
-            f"resume: the run began with another configuration: {', '.join(changed)}; only {', '.join(allowed)} may "
-            "change"
-        )
 
 
 def make_model_info(config: Config, train: Split) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def read_newest_checkpoint(folder: Path) -> Checkpoint | None:
             return read_checkpoint_file(last)
         except DamagedError as error:
             if not previous.exists():
-                raise
+                raise DamagedError(f"{error}; remove it to begin the run again") from error
             log.warning("%s; %s is read instead", error, previous.name)
             checkpoint = read_checkpoint_file(previous)
             rename(previous, last)

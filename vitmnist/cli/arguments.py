@@ -3,18 +3,17 @@
 import os
 import re
 import reprlib
-import sys
 from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from vitmnist.config import CONF, is_group, is_hydra_override, parse_key
+from vitmnist.config import CONF, is_group, is_hydra_override, parse_key, without_keys
 from vitmnist.config.validation import escape_interpolations
 from vitmnist.errors import ConfigError
 
@@ -49,9 +48,9 @@ def parse_arguments(argv: list[str]) -> Arguments:
     # This function is private, but Hydra has no public parser.
     from hydra._internal.utils import get_args_parser
 
-    if sys.version_info >= (3, 14):
-        _accept_lazy_help()
-    options, unknown = get_args_parser().parse_known_intermixed_args(argv)
+    with lazy_help_accepted():
+        parser = get_args_parser()
+    options, unknown = parser.parse_known_intermixed_args(argv)
     overrides: list[str] = options.overrides
     for override in overrides:
         section, _, option = parse_key(override).rpartition(".")
@@ -92,11 +91,11 @@ def _find_config_dir(name: str) -> Path:
     return config_dir
 
 
-@cache
-def _accept_lazy_help() -> None:
-    """Let argparse of Python 3.14 accept help that is not text; Hydra 1.3 passes such help for `--shell-completion`.
+@contextmanager
+def lazy_help_accepted() -> Iterator[None]:
+    """In the block, let Hydra create its parser: Hydra 1.3 passes help that is not text for `--shell-completion`.
 
-    Argparse checks the help when an option is added, so the help is set afterwards.
+    Argparse of Python 3.14 checks the help when an option is added, so the help is set afterwards.
     """
     add_argument: Callable[..., Action] = ArgumentParser.add_argument
 
@@ -105,12 +104,11 @@ def _accept_lazy_help() -> None:
         action.help = help or action.help
         return action
 
-    setattr(ArgumentParser, "add_argument", add_argument_unchecked)  # noqa: B010
-
-
-def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
-    """Remove the overrides of some keys."""
-    return [override for override in overrides if parse_key(override) not in keys]
+    try:
+        ArgumentParser.add_argument = add_argument_unchecked  # type: ignore[method-assign]
+        yield
+    finally:
+        ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
 
 
 def find_value(key: str, overrides: Iterable[str]) -> str | None:

@@ -25,7 +25,7 @@ from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_mes
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
 from vitmnist.errors import ConfigError, MissingExtraError, UserError
-from vitmnist.inference.evaluation import load_evaluation_dataset
+from vitmnist.inference.evaluation import load_evaluation_config, load_evaluation_dataset
 from vitmnist.inference.trained_model import TrainedModel, load_model
 from vitmnist.runtime.files import display_path, write_atomic
 
@@ -144,8 +144,9 @@ def main() -> None:
         if file.exists():
             raise ConfigError(f"{file}: exists already; remove it, or set another --output")
     trained = load_model(options.run, options.weights, "cpu")
-    dataset, batch_size = load_evaluation_dataset(options.run, options.overrides)
-    content, summary = export_model(file_format, trained, dataset, batch_size)
+    config = load_evaluation_config(options.run, options.overrides)
+    dataset = load_evaluation_dataset(options.run, config)
+    content, summary = export_model(file_format, trained, dataset, config.batch_size)
     text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
     write_atomic(description, text.encode(errors="surrogateescape"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
+from vitmnist.runtime.run_folder import has_records
 from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
@@ -70,7 +71,9 @@ def results_in_message(folder: Path, command: str) -> Iterator[None]:
 
 
 def resume_hint(folder: Path, command: str) -> str:
-    """Format the folder of the results and, if there is a checkpoint, the command that resumes."""
+    """Format the folder of the results, if there are any, and if there is a checkpoint, the command that resumes."""
+    if not has_records(folder):
+        return ""
     results = f"; results: {display_path(folder)}"
     return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
 

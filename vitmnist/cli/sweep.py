@@ -20,18 +20,17 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.cli.arguments import Arguments, quote, without_keys
+from vitmnist.cli.arguments import Arguments, quote
 from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import import_trainer, results_in_message
-from vitmnist.cli.resume import print_if_completed
-from vitmnist.config import parse_key
+from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import InUseError, has_checkpoint, lock_folder
+from vitmnist.runtime.run_folder import InUseError, lock_folder
 from vitmnist.runtime.signals import (
     StopSignal,
     create_interruption,
@@ -41,6 +40,7 @@ from vitmnist.runtime.signals import (
 )
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
+from vitmnist.tracking.resume import is_resumable, print_if_completed
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Job:
                 return None
             with lock_folder(folder, "hydra.sweep.dir"):
                 if not print_if_completed(folder, config):
-                    resume = str(folder) if has_checkpoint(folder) else None
+                    resume = str(folder) if is_resumable(folder) else None
                     trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
             return read_run(folder).value_of(find_metric(config.monitor, "monitor").name)
         except RunInterrupted as error:

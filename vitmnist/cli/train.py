@@ -20,22 +20,20 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, read_write
 
 import vitmnist
-from vitmnist.cli.arguments import Arguments, parse_arguments
+from vitmnist.cli.arguments import Arguments, lazy_help_accepted, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
 from vitmnist.cli.process import connected_ranks, import_trainer, results_in_message
-from vitmnist.cli.resume import merge_overrides, print_if_completed
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, is_hydra_override, parse_key
 from vitmnist.config.compose import compose, compose_command, initialize_hydra
 from vitmnist.config.schema import Config, to_json_values
 from vitmnist.config.validation import validate
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import has_checkpoint, lock_folder
+from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.tracking.recorded_config import load_recorded_config
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.runs import read_run
+from vitmnist.tracking.resume import is_resumable, load_resumed_config, print_if_completed
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -94,7 +92,7 @@ def print_information(argv: list[str]) -> bool:
     if not any(getattr(options, name) for name in PRINTING_OPTIONS):
         return False
     # Let Hydra raise errors instead of printing them.
-    with env_override({"HYDRA_FULL_ERROR": "1"}):
+    with env_override({"HYDRA_FULL_ERROR": "1"}), lazy_help_accepted():
         hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")(lambda composed: None)()
     return True
 
@@ -108,22 +106,21 @@ def configure_run(
         values: the composed configuration; a resumed run uses the recorded configuration instead.
         hydra_values: the section `hydra`; its `runtime.output_dir` is set.
     """
-    folder, overrides = Path(hydra_values.run.dir), arguments.overrides
+    folder = Path(hydra_values.run.dir)
     is_resumed = arguments.resume is not None
     if arguments.resume == "auto":
-        is_resumed = has_checkpoint(folder) or read_run(folder).result.status == "completed"
+        is_resumed = is_resumable(folder)
         print(f"resume=auto: {'resuming' if is_resumed else 'beginning'} {display_path(folder)}")
     if is_resumed:
-        unchanged, overrides = merge_overrides(folder, overrides)
-        config = load_recorded_config(folder, overrides)
-        overrides = [*unchanged, *overrides]
+        config, overrides = load_resumed_config(folder, arguments.overrides)
     else:
-        config = validate(Config, values)
+        config, overrides = validate(Config, values), arguments.overrides
     resources.enter_context(lock_folder(folder, refuse_existing=arguments.resume is None))
-    config = replace(config, resume=str(folder) if is_resumed else None)
+    # Hydra's launchers do the same for the jobs of a sweep.
     with read_write(hydra_values.runtime):
         hydra_values.runtime.output_dir = str(folder.absolute())
     resources.enter_context(env_override(hydra_values.job.env_set))
+    config = replace(config, resume=str(folder) if is_resumed else None)
     recorded = [override for override in overrides if not is_hydra_override(override)]
     return ConfiguredRun(config, folder.absolute(), recorded)
 

@@ -16,7 +16,6 @@ from vitmnist.cli.arguments import parse_arguments, quote, to_overrides
 from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
-from vitmnist.cli.resume import print_if_completed
 from vitmnist.cli.train import configure_run, train_run
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose_command, initialize_hydra
@@ -27,6 +26,7 @@ from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
+from vitmnist.tracking.resume import print_if_completed
 from vitmnist.trainer import Trainer
 
 RUN_LOCK = threading.Lock()

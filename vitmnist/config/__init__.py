@@ -1,5 +1,6 @@
 """The configuration: its schema, composition and validation."""
 
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -21,3 +22,8 @@ def parse_key(override: str) -> str:
 def is_hydra_override(override: str) -> bool:
     """Whether an override belongs to Hydra's own configuration."""
     return parse_key(override).startswith("hydra")
+
+
+def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:
+    """Remove the overrides of some keys."""
+    return [override for override in overrides if parse_key(override) not in keys]

@@ -40,15 +40,15 @@ class DataConfig:
 
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
-    holdout: int | float | None = config_field(above=0)
-    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1)
-    folds: int | None = config_field(None, at_least=2)
-    fold: int | None = config_field(None, at_least=0)
+    holdout: int | float | None = config_field(above=0, selects="splits")
+    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1, selects="seed")
+    folds: int | None = config_field(None, at_least=2, selects="splits")
+    fold: int | None = config_field(None, at_least=0, selects="splits")
     drop_last: bool = MISSING
     normalize: Any = MISSING
     crop_size: Any = config_field(None, at_least=1)
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
-    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="rounding")
+    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="execution")
     augment: dict[str, Any] = MISSING
 
 
@@ -69,14 +69,14 @@ class TrainerConfig:
     With batch normalisation, `micro_batch` changes it too: the statistics come from a microbatch.
     """
 
-    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="rounding")
-    compile: bool | str = config_field(allows_auto=True, affects="rounding")
-    precision: Precision = config_field(affects="rounding")
-    fused: bool | str = config_field(allows_auto=True, affects="rounding")
-    graph: bool | str = config_field(allows_auto=True, affects="rounding")
-    deterministic: bool | str = config_field(allows_auto=True, affects="rounding")
+    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="execution")
+    compile: bool | str = config_field(allows_auto=True, affects="execution")
+    precision: Precision = config_field(affects="execution")
+    fused: bool | str = config_field(allows_auto=True, affects="execution")
+    graph: bool | str = config_field(allows_auto=True, affects="execution")
+    deterministic: bool | str = config_field(allows_auto=True, affects="execution")
     clip_norm: float | None = config_field(above=0)
-    name: str = config_field(affects="rounding")
+    name: str = config_field(affects="execution")
 
 
 @dataclass
@@ -114,7 +114,7 @@ class Config:
     epochs: int = config_field(at_least=1, may_change=True)
     limit_batches: int | None = config_field(None, at_least=1)
     seed: int = config_field(at_least=0, at_most=2**63 - 1)
-    device: str = config_field(affects="rounding")
+    device: str = config_field(affects="execution")
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING

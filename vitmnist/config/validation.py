@@ -38,8 +38,12 @@ class KeyMetadata:
     is_range: bool = False  # The value is a pair of numbers, the lower one first.
     allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
-    affects: Literal["result", "rounding", "nothing"] = "result"  # What the key can change; `rounding` includes time.
+    # What the key can change. `execution`: the time, and the result by rounding or the statistics of a microbatch.
+    affects: Literal["result", "execution", "nothing"] = "result"
     may_change: bool = False  # A resumed run may have another value, although the key affects the result.
+    # The key selects images of a dataset: it divides them into splits, seeds the division, or limits a split.
+    selects: Literal["splits", "seed", "train", "test"] | None = None
+    off: float | None = None  # The value of a key with `selects` for which it selects all images.
 
 
 def config_field(default: Value = MISSING, **metadata: Any) -> Value:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 class Observer:
     """Times the passes over the `DataLoader`s of this process.
 
+    An audit hook (`_wrap_torch`) waits for torch, and wraps `DataLoader.__iter__` and that of each subclass. It then
+    returns an `ObservedIterator` (`_iterate`), whose calls of `next` add to the times of an `ObservedLoader`.
+
     Args:
         steps: observe until a loader has delivered this many batches after the warm-up; None: until the end.
         warm_up: ignore all batches until a loader has delivered this many.

@@ -1,7 +1,7 @@
 """The evaluation of a trained model: its configuration, its dataset and its results."""
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,18 @@ from typing import Any
 from torch import Tensor
 
 from vitmnist.config import parse_key
-from vitmnist.config.schema import flatten_keys, is_under, iterate_metadata
+from vitmnist.config.schema import Config, DataConfig, flatten_keys, is_under, iterate_metadata
+from vitmnist.config.validation import KeyMetadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
-from vitmnist.tracking.recorded_config import load_recorded_config
+from vitmnist.tracking.resume import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
-IMAGE_KEYS = ("data.root", "data.dataset", "data.holdout", "data.holdout_seed", "data.folds", "data.fold", "batch_size")
-"""The keys and sections that select the evaluated images. Other keys have the values of the run."""
-UNDIVIDED = {
-    "data.holdout": None,
-    "data.folds": None,
-    "data.fold": None,
-    "data.dataset.train_size": None,
-    "data.dataset.test_size": None,
-    "data.dataset.test_share": 0,
-}
-"""The keys that divide or limit a dataset, with the values for which all images are used."""
-DIVIDING = ("data.holdout", "data.folds", "data.fold", "data.dataset.test_share", "data.holdout_seed")
-"""The keys that divide a dataset into splits."""
+SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.selects]
+IMAGE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
+"""The keys and sections that an evaluation can change. Other keys have the values of the run."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,15 +68,8 @@ class Evaluation:
         ]
 
 
-def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dataset, int]:
-    """Build the dataset of an evaluation, and warn if images of the run have changed since training.
-
-    Args:
-        folder: the folder of the run.
-        overrides: changes to its configuration.
-
-    Returns:
-        The dataset, and the batch size.
+def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
+    """Load the configuration of the run in `folder`, changed by overrides; warn about a division that differs.
 
     Raises:
         ConfigError: an override cannot be used, or for images at another path, it is unclear whether to divide and
@@ -97,39 +81,60 @@ def load_evaluation_dataset(folder: Path, overrides: Sequence[str]) -> tuple[Dat
         if not is_under(key, IMAGE_KEYS):
             allowed = ", ".join(IMAGE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
-    config = load_recorded_config(folder, [*overrides])
-    data = config.data
-    trained_config = load_recorded_config(folder, [])
-    trained_data = trained_config.data
-    _, options = DATASETS.resolve(data.dataset)
-    # The options that are marked as allowed to change on resuming locate the images.
-    locating = [key for key, metadata in iterate_metadata(type(options)) if metadata.may_change]
-    values, trained_values = (flatten_keys({"data": vars(each)}) for each in (data, trained_data))
-    divided = [key for key in UNDIVIDED if values.get(key) not in (None, UNDIVIDED[key])]
-    if _get_location(data.dataset, locating) != _get_location(trained_data.dataset, locating):
-        if unclear := [key for key in divided if key not in keys.values()]:
-            undivided = " ".join(f"{key}={'null' if UNDIVIDED[key] is None else 0}" for key in unclear)
+    config, trained = load_recorded_config(folder, [*overrides]), load_recorded_config(folder, [])
+    selecting = _find_selecting_keys(config.data)
+    values, trained_values = (flatten_keys({"data": vars(each.data)}) for each in (config, trained))
+    active = [key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.off)]
+    if _find_location(config.data) != _find_location(trained.data):
+        if unclear := [key for key in active if key not in keys.values()]:
+            off = {key: selecting[key].off for key in unclear}
+            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in off.items())
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
-                f"the run was trained on images at another path; set {undivided} to evaluate all of these images, or "
+                f"the run was trained on images at another path; set {all_images} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif any(key in divided for key in DIVIDING) and any(
-        values.get(key) != trained_values.get(key) for key in (*DIVIDING, "data.dataset.train_size")
+    elif any(selecting[key].selects == "splits" for key in active) and any(
+        values.get(key) != trained_values.get(key) for key in selecting if selecting[key].selects != "test"
     ):
         print("warning: the run divided its images differently; it may have seen images of this split", file=sys.stderr)
-    dataset = hold_out_and_normalize(build_dataset(data.dataset, data.root), data)
-    trained_paths = {key: trained_data.dataset[key] for key in locating if key in trained_data.dataset}
-    is_trained_data = replace(data, root=trained_data.root, dataset=data.dataset | trained_paths) == trained_data
-    if is_trained_data and not trained_config.limit_batches:
-        recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
-        for name in dataset.splits:
-            checksum = dataset.sha256[f"{name}_images"]
-            if recorded.get(f"{name}_images", checksum) != checksum:
-                print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
-    return dataset, config.batch_size
+    return config
 
 
-def _get_location(dataset: Mapping[str, Any], locating: Collection[str]) -> list[object]:
+def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
+    """Build the dataset of an evaluation, and warn if images of the run in `folder` have changed since training."""
+    dataset = hold_out_and_normalize(build_dataset(config.data.dataset, config.data.root), config.data)
+    trained = load_recorded_config(folder, [])
+    if trained.limit_batches or _without_location(config.data) != _without_location(trained.data):
+        return dataset  # The run was trained on a part of these images, or on others.
+    recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
+    for name in dataset.splits:
+        checksum = dataset.sha256[f"{name}_images"]
+        if recorded.get(f"{name}_images", checksum) != checksum:
+            print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
+    return dataset
+
+
+def _find_selecting_keys(data: DataConfig) -> dict[str, KeyMetadata]:
+    """Return the keys that divide or limit the images of a dataset, with their metadata."""
+    _, options = DATASETS.resolve(data.dataset)
+    keys = [*iterate_metadata(DataConfig, "data"), *iterate_metadata(type(options), "data.dataset")]
+    return {key: metadata for key, metadata in keys if metadata.selects}
+
+
+def _locating_options(data: DataConfig) -> list[str]:
+    """The options that locate the images of the dataset: they are marked as allowed to change on resuming."""
+    _, options = DATASETS.resolve(data.dataset)
+    return [name for name, metadata in iterate_metadata(type(options)) if metadata.may_change]
+
+
+def _find_location(data: DataConfig) -> list[object]:
     """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
-    return [dataset["name"], *(Path(str(dataset.get(key))).expanduser().resolve() for key in locating)]
+    options = data.dataset
+    return [options["name"], *(Path(str(options.get(key))).expanduser().resolve() for key in _locating_options(data))]
+
+
+def _without_location(data: DataConfig) -> DataConfig:
+    """Return the configuration of the data without the root and the options that locate the images."""
+    locating = _locating_options(data)
+    return replace(data, root="", dataset={key: value for key, value in data.dataset.items() if key not in locating})

@@ -20,7 +20,7 @@ from vitmnist.data.datasets.base import Split, get_image_reader
 from vitmnist.data.image_listing import SPLIT_OF
 from vitmnist.data.images import ImageReader, Pixels, ReadImage, to_tensor
 from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
-from vitmnist.inference.evaluation import Evaluation, load_evaluation_dataset
+from vitmnist.inference.evaluation import Evaluation, load_evaluation_config, load_evaluation_dataset
 from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
@@ -146,7 +146,8 @@ class TrainedModel:
         Raises:
             UserError: the overrides or the data cannot be used.
         """
-        dataset, batch_size = load_evaluation_dataset(self.run, overrides)
+        config = load_evaluation_config(self.run, overrides)
+        dataset = load_evaluation_dataset(self.run, config)
         name = SPLIT_OF.get(split, split) if split else dataset.eval_split_name
         if name not in dataset.splits:
             raise ConfigError(f"split {name}: the dataset has only {' and '.join(dataset.splits)} images")
@@ -155,7 +156,7 @@ class TrainedModel:
         # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
         loader_name = "cache" if images.is_mapped else "ram"
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}
-        with make_loader(loader_name, images, batch_size=batch_size, device=self.device, **options) as loader:
+        with make_loader(loader_name, images, batch_size=config.batch_size, device=self.device, **options) as loader:
             values, predictions = loop.evaluate(self.module, loader, self.preprocess)
         metrics = {metric: values[f"eval_{metric}"] for metric in METRICS.members()}
         return Evaluation(self.weights, name if len(dataset.splits) > 1 else "all", images, predictions, metrics)

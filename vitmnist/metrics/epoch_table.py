@@ -30,9 +30,13 @@ class EpochMetric(Metric):
         """1 if a higher value is better, else -1."""
         return 1 if self.direction == "max" else -1
 
+    def format(self, value: float) -> str:
+        digits = 4 if self.digits is None else self.digits
+        return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
+
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
-# After them come `train_step`, `usage`, `verbose` (other quality) and `visuals`.
+# After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
     EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
     TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),

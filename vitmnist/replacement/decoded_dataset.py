@@ -64,7 +64,7 @@ class DeferredBatch(partial[object]):
 
 
 def materialize_or_collate(collate: Callable[[list[Any]], object], batch: DeferredBatch | list[Any]) -> object:
-    """Make a `DeferredBatch`, or collate samples, which a `ConcatDataset` of decoded datasets delivers."""
+    """Make a `DeferredBatch`, or collate the samples that `__getitem__` returned."""
     return batch() if isinstance(batch, DeferredBatch) else collate(batch)
 
 

@@ -27,7 +27,7 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
-MAX_LABEL = 34
+MAX_LABEL = 29
 """The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import COMPUTE_S, DATA_WAIT_S, build_epoch_table
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
-from vitmnist.report.summary import describe_ratio, format_quality
+from vitmnist.report.summary import describe_ratio
 from vitmnist.timing.table import Spread, format_seconds
 
 BLUE, GREEN, ORANGE, GREY = "#0072B2", "#009E73", "#D55E00", "#6E7781"
@@ -29,7 +29,7 @@ PHASES: dict[str, dict[str, Any]] = {
 """The parts of an epoch and their styles."""
 CURVES: dict[str, Any] = {"best": (BLUE, "-"), "middle": (GREEN, "--"), "worst": (ORANGE, ":")}
 """The colours and line styles of the loss curves."""
-WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 4.0, 0.44, 2.1
+WIDTH, ROW_HEIGHT, CURVES_HEIGHT = 3.5, 0.44, 2.1
 """The width of a panel, and the heights of a row and of the loss curves, in inches."""
 TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
@@ -39,7 +39,7 @@ STACK_STEP, DOT_WIDTH = 0.12, 0.025
 """How far a dot is moved up from another at its place, in rows, and the width of a dot, as a share of the axis."""
 MIN_SHARE = 0.02
 """A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
-MAX_ROWS, LINE_LENGTH = 30, 44
+MAX_ROWS, LINE_LENGTH = 30, 38
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
 
@@ -84,27 +84,33 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        yield _draw_curves(f"{comparison.title(build_epoch_table()['eval_loss'])} by epoch", ranked)
+        of_seeds = "; the best seed of each" * any(
+            len(row.runs_by_seed) > 1 for row in rows if row.label_without_loader
+        )
+        yield _draw_curves(comparison.title(build_epoch_table()["eval_loss"]), f"epoch{of_seeds}", ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
-    """Draw a dot for each seed, and behind the dots a tick for their mean. All loaders of a setting have one row."""
+    """Draw a dot for each seed, and over the dots a tick for their mean. All loaders of a setting have one row."""
     metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
     dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
-    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 10, "markeredgewidth": 2}
+    tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 13, "markeredgewidth": 2}
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
-    selected_epoch = {"validation": " (best epoch)", "test": " (last epoch)"}.get(comparison.eval_split, "")
-    figure, axes = _create_rows(comparison.title(metric) + selected_epoch, legend, len(groups))
+    figure, axes = _create_rows(comparison.title(metric), legend, len(groups))
+    axes.set_xlabel(
+        {"validation": "after the best epoch", "test": "after the last epoch"}.get(comparison.eval_split, ""),
+        loc="left",
+    )
     every_value = [value for _, values in groups for value in values.values()]
     width = DOT_WIDTH * (max(every_value) - min(every_value))
     for position, (label, by_seed) in enumerate(groups):
         values, mean = sorted(by_seed.values()), fmean(by_seed.values())
-        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", format_quality(metric, mean))
+        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", metric.format(mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
-            axes.plot(mean, position, **tick)
+            axes.plot(mean, position, zorder=3, **tick)
         below = [sum(value - width < other for other in values[:index]) for index, value in enumerate(values)]
         axes.plot(values, [position - STACK_STEP * count for count in below], **dot)
     return figure
@@ -119,8 +125,9 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     is_compared = any(map(comparison.ratio, rows))
     # Grey bars and the title say that the differences may be noise.
     colour = BLUE if is_compared or len(rows) == 1 else GREY
-    legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **style) for name, style in PHASES.items()]
-    figure, axes = _create_rows(f"Seconds per epoch{', not compared' * (colour == GREY)}", legend, len(lines))
+    shown = [name for name in PHASES if name != "waiting" or any(map(_waiting_s, rows))]
+    legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **PHASES[name]) for name in shown]
+    figure, axes = _create_rows("Seconds per epoch", legend, len(lines))
     axes.set_ylim(top=-0.1 if has_headings else None)
     for position, line in enumerate(lines):
         if isinstance(line, str):
@@ -132,16 +139,21 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             _label_row(axes, position, line.loader if has_headings else setting, time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
-    if any(row.epoch_s and row.epoch_s.n > 1 for row in rows):
-        ratio_key = f"; ×: to the fastest{' of its setting' * has_headings}" * is_compared
-        axes.set_xlabel(f"whiskers: range{ratio_key}", loc="left")
+    notes = ["whiskers: range"] if any(row.epoch_s and row.epoch_s.n > 1 for row in rows) else []
+    if is_compared:
+        notes.append(f"×: to the fastest{' of its setting' * has_headings}")
+    axes.set_xlabel("; ".join(notes or ["one round"]) + "; not compared" * (colour == GREY), loc="left")
     return figure
 
 
+def _waiting_s(row: ReportRow) -> float:
+    wait = row.spreads[DATA_WAIT_S.name]
+    return wait.median if wait and wait.median >= MIN_SHARE * row.median_s else 0.0
+
+
 def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
-    wait, compute = row.spreads[DATA_WAIT_S.name], row.spreads[COMPUTE_S.name]
+    waiting, compute = _waiting_s(row), row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
-    waiting = wait.median if wait and wait.median >= MIN_SHARE * time.median else 0.0
     ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
@@ -153,7 +165,7 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: s
             axes.errorbar(time.median, position, xerr=whiskers, color=color, lw=width, capthick=width, capsize=3)
 
 
-def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
+def _draw_curves(title: str, label_below: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
     """Draw the curves of the best, the middle and the worst setting, or run; `ranked` has the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
@@ -163,7 +175,7 @@ def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> F
         text = _shorten(f"{name}: {label}", LINE_LENGTH - 6)
         lines.append(Line2D(range(1, len(losses) + 1), losses, color=colour, linestyle=style, marker=".", label=text))
     figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5)
-    axes.set_xlabel("epoch", loc="left")
+    axes.set_xlabel(label_below, loc="left")
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()

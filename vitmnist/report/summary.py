@@ -24,11 +24,6 @@ def summarize_comparison(comparison: Comparison) -> list[str]:
     return [*map(round_floats, filter(None, sentences))]
 
 
-def format_quality(metric: EpochMetric, value: float) -> str:
-    digits = 4 if metric.digits is None else metric.digits
-    return f"{value:.{digits}f}" + ("%" if metric.unit == "%" else "")
-
-
 def summarize_quality(comparison: Comparison) -> str:
     """Name the configuration with the best value of the monitored metric, or give the value that all have.
 
@@ -51,8 +46,8 @@ def summarize_quality(comparison: Comparison) -> str:
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
     """Format a value, or the mean and the standard deviation of several, such as `97.31% ± 0.42`."""
-    mean = format_quality(metric, fmean(values))
-    return f"{mean} ± {format_quality(metric, stdev(values)).rstrip('%')}" if len(values) > 1 else mean
+    mean = metric.format(fmean(values))
+    return f"{mean} ± {metric.format(stdev(values)).rstrip('%')}" if len(values) > 1 else mean
 
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
@@ -84,9 +79,9 @@ def summarize_noise(comparison: Comparison) -> str:
         seeds = f"{_count(best)} do" if len(best) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
     if names := [comparison.numbers.get(setting, setting) for setting in comparison.within_noise]:
-        others = "any other: " if len(names) == len(leads) else ""
-        return f"{_count(best)} are too few to separate it from {others}{_list_names(names)}."
-    lead_text = format_quality(comparison.metric, min(lowest)).replace("%", " percentage points")
+        others = "any other" if len(names) == len(leads) else _list_names(names)
+        return f"{_count(best)} are too few to separate it from {others}; add seeds."
+    lead_text = comparison.metric.format(min(lowest)).replace("%", " percentage points")
     return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
 
 

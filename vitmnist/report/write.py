@@ -37,7 +37,7 @@ PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html"
 """The template of the page, and the text that explains a report."""
 MARK = "†"
 """The mark of a quality that the seeds do not separate from the best one."""
-RUN = "best run"
+RUN = "its best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 
 
@@ -92,12 +92,12 @@ def _format_section(
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
         best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
-        first += f" Best run: {link(_relative_folder(comparison.best_run(best), output))}"
+        first += f" Its best run: {link(_relative_folder(comparison.best_run(best), output))}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
     main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
-    note = f"\n\n{MARK} within noise of the best" * bool(comparison.within_noise)
+    note = f"\n\n{MARK} the seeds do not separate it from the best" * bool(_marked(comparison))
     return [about, first, *others, main + note, details]
 
 
@@ -173,13 +173,18 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
+def _marked(comparison: Comparison) -> list[str]:
+    """Return the settings to mark as within noise of the best one; none if all are, as the sentence says."""
+    return comparison.within_noise if len(comparison.within_noise) < len(comparison.leads) else []
+
+
 def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
     """Format a metric of all rows by its title, with a mark at the quality of settings within noise of the best."""
     title, rows = comparison.title(metric), comparison.sorted_rows
     if metric.kind == "quality":
         by_row = [row.quality_by_seed(metric.name).values() for row in rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
-        marked = comparison.within_noise if metric is comparison.metric else []
+        marked = _marked(comparison) if metric is comparison.metric else []
         marks = [f"{MARK} " * (row.label_without_loader in marked) for row in rows]
         return {title: [mark + cell for mark, cell in zip(marks, cells, strict=True)]}
     spreads = [row.spreads[metric.name] for row in rows]

@@ -40,7 +40,7 @@ def lock_folder(folder: Path, key: str = "hydra.run.dir", *, refuse_existing: bo
     if release is None:
         raise InUseError(f"{path}: in use by another run; wait for it, or stop it")
     try:
-        if refuse_existing and any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt")):
+        if refuse_existing and has_records(folder):
             raise ConfigError(
                 f"{key}={path}: holds records already, which would be overwritten; set another folder, or resume with "
                 "resume=auto"
@@ -48,6 +48,11 @@ def lock_folder(folder: Path, key: str = "hydra.run.dir", *, refuse_existing: bo
         yield
     finally:
         release()
+
+
+def has_records(folder: Path) -> bool:
+    """Whether the folder of a run or sweep has a `result.json` or a checkpoint."""
+    return any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt"))
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -13,7 +13,6 @@ from tests.conftest import CallHere, Printed, Train, result_of
 from tests.data.datasets.test_image_folder import folder, load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
-from vitmnist.cli.resume import print_if_completed
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -21,6 +20,7 @@ from vitmnist.data.datasets import decoding
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.inference.trained_model import load_model
 from vitmnist.runtime import memory
+from vitmnist.tracking.resume import print_if_completed
 
 __all__ = ["folder"]  # a fixture
 

@@ -22,6 +22,8 @@ from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, co
 from vitmnist.tracking.result import TEST_ACC, Result
 from vitmnist.tracking.runs import Run
 
+OUTCOME = "train_result/"
+"""The group of tags for the best epoch so far and for the test split. It follows `eval` and `train`."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -53,13 +55,13 @@ class TensorBoard(Logger):
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         result = self._run.result
         if result.epochs and (accuracy := self._run.value_of(TEST_ACC)) is not None:
-            self._append(*self._scalars({f"verbose/{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
+            self._append(*self._scalars({f"{OUTCOME}{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
         values, metric = collect_epoch_scalars(record), self._run.monitored_metric
         if self._run.result.eval_split == "validation" and metric and metric.kind == "quality":
             best = self._run.value_of(metric.name)  # The value in the report.
-            values |= {} if best is None else {f"eval/best_{metric.name.removeprefix('eval_')}": best}
+            values |= {} if best is None else {f"{OUTCOME}best_{metric.name.removeprefix('eval_')}": best}
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
