@@ -140,10 +140,6 @@ QUALITY: dict[str, tuple[Records, str]] = {
         accuracies(3, 97.0, 98.0) + accuracies(6, 97.0, 98.0),
         "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds) in each configuration.",
     ),
-    "a setting too long for a panel": (
-        accuracies(3, 97.04) + accuracies(1234567890123456789012345678901234567890, 90),
-        f"Highest test accuracy: #1 (depth=3), 97.04%. {ONE_SEED}",
-    ),
     "the lowest loss is the best": (
         [
             {"epochs": [epoch(2.0, eval_loss=loss)], "config": {"monitor": "loss", "model.depth": depth}}

@@ -209,8 +209,3 @@ def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] =
         elif option.name not in values and option.default not in (NO_DEFAULT, MISSING):
             values[option.name] = option.default
     return dict(json.loads(json.dumps(values, default=str)))
-
-
-def format_value(value: object) -> str:
-    """Format a value of the configuration; a long float has three significant digits."""
-    return f"{value:.3g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)

@@ -27,8 +27,6 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
-MAX_LABEL = 29
-"""The number of characters of a label that fit into a panel; with longer labels, settings are numbered."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,13 +245,6 @@ class Comparison:
         best_first = self.quality_by_seed if self.quality_differs else ()
         settings = [*dict.fromkeys([*best_first, *(row.label_without_loader for row in timed_first)])]
         return sorted(timed_first, key=lambda row: settings.index(row.label_without_loader))
-
-    @cached_property
-    def numbers(self) -> dict[str, str]:
-        """The number of each setting, such as `#1`, in the order of the rows; empty if all settings are short."""
-        settings = dict.fromkeys(row.label_without_loader for row in self.sorted_rows)
-        is_long = any(len(round_floats(setting)) > MAX_LABEL for setting in settings)
-        return {setting: f"#{n}" for n, setting in enumerate(settings, 1)} if is_long else {}
 
     @property
     def machine_and_data(self) -> str:

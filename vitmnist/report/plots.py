@@ -79,7 +79,7 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
                 # Runs with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
-                curves.setdefault(losses, comparison.numbers.get(setting, setting) or run.seeds)
+                curves.setdefault(losses, setting or run.seeds)
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
@@ -107,7 +107,7 @@ def _draw_quality(comparison: Comparison) -> Figure:
     width = DOT_WIDTH * (max(every_value) - min(every_value))
     for position, (label, by_seed) in enumerate(groups):
         values, mean = sorted(by_seed.values()), fmean(by_seed.values())
-        _label_row(axes, position, comparison.numbers.get(label, label) or "all runs", metric.format(mean))
+        _label_row(axes, position, label or "all runs", metric.format(mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
             axes.plot(mean, position, zorder=3, **tick)
@@ -131,12 +131,11 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     axes.set_ylim(top=-0.1 if has_headings else None)
     for position, line in enumerate(lines):
         if isinstance(line, str):
-            axes.text(0, position + 0.3, _shorten(comparison.numbers.get(line, line), LINE_LENGTH), weight="bold")
+            axes.text(0, position + 0.3, _shorten(line, LINE_LENGTH), weight="bold")
         elif line.epoch_s:
-            setting = comparison.numbers.get(line.label_without_loader, line.label) or "all runs"
             ratio = describe_ratio(comparison, line)
             time = f"{format_seconds(line.epoch_s.median)} s{f', {ratio}' if ratio else ''}"
-            _label_row(axes, position, line.loader if has_headings else setting, time)
+            _label_row(axes, position, line.loader if has_headings else line.label or "all runs", time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     notes = ["whiskers: range"] if any(row.epoch_s and row.epoch_s.n > 1 for row in rows) else []

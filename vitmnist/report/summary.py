@@ -40,8 +40,7 @@ def summarize_quality(comparison: Comparison) -> str:
         where = " in each configuration" if len(groups) > 1 else ""
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    name = f"{comparison.numbers[label]} ({label})" if comparison.numbers else label
-    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {name}, {best}{over_seeds}."
+    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {label}, {best}{over_seeds}."
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -78,7 +77,7 @@ def summarize_noise(comparison: Comparison) -> str:
     if len(lowest) < len(leads):
         seeds = f"{_count(best)} do" if len(best) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
-    if names := [comparison.numbers.get(setting, setting) for setting in comparison.within_noise]:
+    if names := comparison.within_noise:
         others = "any other" if len(names) == len(leads) else _list_names(names)
         return f"{_count(best)} are too few to separate it from {others}; add seeds."
     lead_text = comparison.metric.format(min(lowest)).replace("%", " percentage points")
@@ -123,7 +122,7 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
     names = {row: row.loader if has_loaders else row.label for row in rows}
-    title = f"Lowest time at {comparison.numbers.get(setting, setting)}" if setting else "Lowest time"
+    title = f"Lowest time at {setting}" if setting else "Lowest time"
     ratios = {row: comparison.ratio(row) for row in others}
     answer = [f"{title}: {names[best]}, {_format_time(best.epoch_s)}."]
     slower = [f"{names[row]} takes {ratio}" for row, ratio in ratios.items() if ratio and ratio.is_clear]

@@ -19,7 +19,6 @@ from urllib.parse import quote
 from markdown import markdown
 from tabulate import tabulate
 
-from vitmnist.config.schema import format_value
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare, round_floats
@@ -147,12 +146,10 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
     metric, table, rows = comparison.metric, build_epoch_table(), comparison.sorted_rows
-    settings: dict[str, list[str]] = {}
+    columns: dict[str, list[str]] = {}
     for column in comparison.columns:
-        settings[rows[0].names[column]] = [format_value(row.values.get(column, EMPTY_CELL)) for row in rows]
-    # Long settings stand after the metrics and the best run, so that a phone shows those.
-    numbers = [comparison.numbers.get(row.label_without_loader, "") for row in rows]
-    columns = {"setting": numbers} if comparison.numbers else dict(settings)
+        values = [row.values.get(column, EMPTY_CELL) for row in rows]
+        columns[rows[0].names[column]] = [round_floats(str(value)) for value in values]
     if other_metrics:
         # Quality stands before times.
         for other in sorted(table.values(), key=lambda other: other.kind != "quality"):
@@ -160,7 +157,6 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
                 columns |= _format_metric(comparison, other)
         times = [row.epoch_s for row in rows]
         columns["range of epoch, s"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
-        columns |= settings
     else:
         columns |= _format_metric(comparison, metric)
         if comparison.eval_split != "test":
@@ -168,7 +164,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
         columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
-        columns |= settings | {"status": [row.status for row in rows]}
+        columns["status"] = [row.status for row in rows]
     shown = {title: cells for title, cells in columns.items() if {*cells} - {EMPTY_CELL, "completed"}}
     return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
