@@ -98,7 +98,8 @@ def build_epoch(name: str, train: Split, overrides: list[str], device: torch.dev
     preprocess = Preprocess(train, build_augment(validate(Config, compose(overrides)).data)).to(device)
 
     def epoch(number: int) -> Iterator[Any]:
-        for (images, labels), keys in zip(loader.epoch(number), preprocess.keys(loader.sampler, number), strict=False):
+        all_keys = preprocess.random_keys(loader.sampler, number)
+        for (images, labels), keys in zip(loader.epoch(number), all_keys, strict=False):
             if preprocess.has_mixing and keys is not None:
                 yield preprocess.mix_batch(images, labels, keys)
             else:

@@ -78,7 +78,7 @@ def trainer(folder: Path) -> Callable[[], Iterator[Any]]:
     loader = make_loader("ram", train, batch_size=BATCH_SIZE, device="cpu", seed=0)
 
     def epoch() -> Iterator[Any]:
-        keys = preprocess.keys(loader.sampler, 0)
+        keys = preprocess.random_keys(loader.sampler, 0)
         return ((preprocess(images, key), labels) for (images, labels), key in zip(loader.epoch(0), keys, strict=True))
 
     return epoch

@@ -152,7 +152,7 @@ class Custom(Loader):
         self.source = source
 
     def batches(self, epoch: int, start: int) -> Batches:
-        for indices in self.sampler.batches(epoch, start):
+        for indices in self.sampler.batch_indices(epoch, start):
             yield self.source.read(indices, epoch)
 
 

@@ -157,11 +157,12 @@ class Trainer:
                     recorder.add_epoch(progress, train_metrics, eval_metrics, predictions)
                     self.finish_epoch(recorder, checkpoints, predictions)
                     progress = self._create_progress(sampler)
-            del loaders.train, loaders.eval  # Free the samples: the test split may not fit next to them.
+            loader_config = loaders.config
+            del loaders  # Free the samples: the test split may not fit next to them.
             result.stopped_early = len(result.epochs) < config.epochs_to_train
             log_early_stop(result, self.monitor)
             checkpoints.save_final_weights()
-            result.test = self.evaluate_on_test(dataset, step, checkpoints, loaders.config)
+            result.test = self.evaluate_on_test(dataset, step, checkpoints, loader_config)
         log_bottleneck(result)
         return result
 

@@ -72,7 +72,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
     for name in ("gpu_slice", "ram", "prefetch", "disk"):
         options = {"num_workers": 0} if name == "disk" else {}
         with make_loader(name, data, batch_size=5, device="cpu", seed=3, shuffle=shuffle, **options) as loader:
-            batches = zip(loader.epoch(1), preprocess.keys(loader.sampler, 1), strict=True)
+            batches = zip(loader.epoch(1), preprocess.random_keys(loader.sampler, 1), strict=True)
             if preprocess.has_mixing:
                 epochs.append(torch.cat([preprocess.mix_batch(*batch, keys)[0] for batch, keys in batches]))
             else:
@@ -82,7 +82,7 @@ def test_every_loader_gets_the_images_of_a_preset(data: TensorSet, preset: str, 
     sampler = EpochSampler(23, 5, seed=3, shuffle=shuffle, labels=data.labels)
     assert not torch.equal(epochs[0], normalised[sampler.sample_ids(1) % 23])
     assert torch.equal(preprocess(data.images), normalised)  # without keys, as in an evaluation
-    (batch, *_), (drawn, *_) = (sampler.sample_ids(1) % 23).split(5), preprocess.keys(sampler, 1)
+    (batch, *_), (drawn, *_) = (sampler.sample_ids(1) % 23).split(5), preprocess.random_keys(sampler, 1)
     arguments = (data.labels[batch], drawn) if preprocess.has_mixing else (drawn,)
     again = (preprocess.mix_batch if preprocess.has_mixing else preprocess)(normalised[batch], *arguments)
     assert torch.equal((again[0] if preprocess.has_mixing else again), epochs[0][:5])

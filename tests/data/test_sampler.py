@@ -21,7 +21,7 @@ shapes = st.tuples(st.integers(0, 60), st.integers(1, 30))
 def epoch(sampler: EpochSampler, number: int, start: int = 0) -> list[list[int]]:
     """The indices of each batch."""
     rows = torch.arange(sampler.size)
-    return [rows[batch].tolist() for batch in sampler.batches(number, start)]
+    return [rows[batch].tolist() for batch in sampler.batch_indices(number, start)]
 
 
 @given(
@@ -48,7 +48,7 @@ def test_an_epoch_shows_every_image_once_and_leaves_out_only_a_short_batch(
 @pytest.mark.parametrize("start", [-1, 4])
 def test_an_epoch_cannot_begin_outside_itself(start: int) -> None:
     with pytest.raises(ValueError, match="an epoch has 3 batches"):
-        next(EpochSampler(10, 4, seed=1).batches(0, start))
+        next(EpochSampler(10, 4, seed=1).batch_indices(0, start))
 
 
 @pytest.mark.parametrize("shuffle", [Shuffle.sample, Shuffle.batch])
@@ -63,7 +63,7 @@ def test_epochs_and_seeds_differ_and_repeat(shuffle: Shuffle) -> None:
 
 
 def test_shuffling_batches_moves_blocks_and_keeps_the_short_one_last() -> None:
-    batches = list(EpochSampler(23, 5, seed=4, shuffle=Shuffle.batch).batches(0))
+    batches = list(EpochSampler(23, 5, seed=4, shuffle=Shuffle.batch).batch_indices(0))
     assert all(isinstance(batch, slice) for batch in batches)
     assert batches[-1] == slice(20, 23)
     assert batches[:-1] != sorted(batches[:-1], key=lambda batch: batch.start)

@@ -49,7 +49,7 @@ def test_augmented_and_mixed_images_are_those_of_the_cpu(augment: Compose, cuda:
     data, results = TensorSet(images, torch.arange(23) % 5), []
     for device in (cuda, torch.device("cpu")):
         preprocess = Preprocess(data, augment, classes=5).to(device)
-        (keys,) = preprocess.keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
+        (keys,) = preprocess.random_keys(EpochSampler(23, 23, 3, Shuffle.none), 1)
         batch = data.images.to(device), data.labels.to(device), keys
         result = preprocess.mix_batch(*batch) if preprocess.has_mixing else [preprocess(batch[0], keys)]
         results.append([tensor.cpu() for tensor in result])
@@ -86,5 +86,5 @@ def test_a_prefetched_batch_is_read_only_after_its_copy(tiny: Dataset, cuda: tor
                 torch.cuda._sleep(30_000_000 if number % 2 else 0)
                 sums.append(images.sum())
                 del images
-            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batches(number)]
+            wanted = [tiny.train.images[indices].sum() for indices in loader.sampler.batch_indices(number)]
             assert [int(value) for value in sums] == [int(value) for value in wanted for _ in range(2)]

@@ -40,7 +40,7 @@ class DirectLoader(Loader):
         self.source = source
 
     def batches(self, epoch: int, start: int) -> Batches:
-        yield from map(self.source.read, self.sampler.batches(epoch, start))
+        yield from map(self.source.read, self.sampler.batch_indices(epoch, start))
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def epoch_on(device: FakeQueue, loader: Loader, epoch: int, late: bool) -> list[
 
 
 def expected(data: TensorSet, loader: Loader, epoch: int) -> list[tuple[Tensor, Tensor]]:
-    return [(data.images[indices], data.labels[indices]) for indices in loader.sampler.batches(epoch)] * 2
+    return [(data.images[indices], data.labels[indices]) for indices in loader.sampler.batch_indices(epoch)] * 2
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -93,7 +93,7 @@ def test_images_of_files_and_their_labels_are_copied_from_pinned_memory(monkeypa
         split = Split(images, torch.arange(9), (0.5,) * 3, (0.5,) * 3, tuple("abcdefghi"), files=files)
         with LOADERS.build(LOADERS.with_defaults({"name": "disk"}), split, EpochSampler(9, 4, 1), DEVICE) as loader:
             batches = epoch_on(device, loader, 0, late=True)
-        assert not find_difference(batches, [(pixels[rows], rows) for rows in loader.sampler.batches(0)] * 2)
+        assert not find_difference(batches, [(pixels[rows], rows) for rows in loader.sampler.batch_indices(0)] * 2)
     assert device.pageable_copies == 0
 
 

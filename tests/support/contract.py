@@ -54,7 +54,7 @@ def check_contract(name: str, data: Data, *, device: str = "cpu", **options: Any
         values = {"shuffle": "sample", "drop_last": False, **order}
         sampler = EpochSampler(len(part), BATCH_SIZE, seed=SEED, labels=classes_of(part), **values)
         ids = iter(sampler.sample_ids(epoch, start).tolist())
-        for indices, batch in zip_longest(sampler.batches(epoch, start), batches):
+        for indices, batch in zip_longest(sampler.batch_indices(epoch, start), batches):
             rows = torch.arange(len(part))[indices].tolist()
             own = [next(ids) for _ in rows] if isinstance(part, DatasetSource) else rows
             samples = [part.read(torch.tensor([sample_id]), epoch) for sample_id in own]

@@ -17,7 +17,8 @@ def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     epochs = [{"epoch": epoch, "eval_acc": 90.0, "steps": [{"step": epoch, "loss": 0.5}]} for epoch in range(4)]
     config = {"name": "base", "tags": ["pets"], "notes": "as usual"}
-    logger = Wandb(WandbOptions(), tmp_path, Result(folder=tmp_path, epochs=epochs[:3], config=config))
+    result = Result(folder=tmp_path, epochs=epochs[:3], config=config)
+    logger = Wandb(WandbOptions(), tmp_path, result)
     assert wandb.init.call_args.kwargs.items() >= config.items()
     logger.add_epoch(epochs[3])
     logger.add_images({"worst_mistakes": MagicMock()}, 3)
@@ -26,6 +27,9 @@ def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatc
     for metric, axis in (("eval/acc", "epoch"), ("train_step/loss", "train_step/number")):
         assert [values[axis] for values in sent if metric in values] == [1, 2, 3, 4]
     assert [values["epoch"] for values in sent if "visuals/worst_mistakes" in values] == [4]
+    result.test = {"test_acc": 80.0}
+    logger.__exit__(None)
+    assert log.call_args.args == ({"epoch": 3, "train_result/test_acc": 80.0},)
     log.side_effect = wandb.Error("no network")
     with pytest.raises(OSError, match="wandb: no network"):  # A run that ends with an OSError is saved.
         logger.add_epoch(epochs[3])
@@ -59,6 +63,7 @@ def test_each_start_is_a_run_of_mlflow_with_all_epochs(
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     described = ["name=base", "tags=[pets]", "notes='as usual'", "lr_scale={head*:0.5}", "log.per_class=true"]
+    described.append("data.holdout=0.2")
     logger = f"logger=[{{name: mlflow, experiment: animals, uri: '{uri}'}}]"
     monkeypatch.chdir(tmp_path)
     options = [*quick, *described, logger, "log.every_steps=1", "log.images_every_epochs=5", "hydra.run.dir=run"]
@@ -79,6 +84,9 @@ def test_each_start_is_a_run_of_mlflow_with_all_epochs(
         history = client.get_metric_history(completed.info.run_id, tag)
         assert [(metric.step, metric.value) for metric in history] == [*enumerate(values, 1)]
     assert any(name.startswith("verbose_f1/") for name in completed.data.metrics)
+    best = max(epoch["eval_acc"] for epoch in epochs)
+    test = result_of(tmp_path / "run")["test"]["test_acc"]
+    assert completed.data.metrics.items() >= {"train_result/best_acc": best, "train_result/test_acc": test}.items()
     images = [file.path for file in client.list_artifacts(completed.info.run_id, "images")]
     assert any("confusion_matrix" in path for path in images)
     (tmp_path / "mlflow.db").write_text("damaged")

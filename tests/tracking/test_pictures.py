@@ -40,7 +40,7 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
     preprocess = Preprocess(tiny.train, Compose(operations))
     with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(draw_training_batch(tiny.train, loader.sampler, preprocess, 1))
-        batch, keys = next(zip(loader.epoch(1), preprocess.keys(sampler, 1), strict=False))
+        batch, keys = next(zip(loader.epoch(1), preprocess.random_keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
     assert torch.equal(seen, plain) == (not operations)

@@ -84,7 +84,7 @@ def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
     losses, correct, steps = [], 0, []
     images = normalized(tiny)
-    for indices in EpochSampler(23, 5, 3).batches(1):
+    for indices in EpochSampler(23, 5, 3).batch_indices(1):
         logits = theirs(images[indices])
         losses += F.cross_entropy(logits, tiny.train.labels[indices], reduction="none").tolist()
         correct += int((logits.argmax(1) == tiny.train.labels[indices]).sum())
@@ -136,7 +136,7 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
 
     class Slow(Loader):
         def batches(self, epoch: int, start: int) -> Batches:
-            for indices in [*self.sampler.batches(epoch, start)]:
+            for indices in [*self.sampler.batch_indices(epoch, start)]:
                 spend(1)
                 yield tiny.train.images[indices], tiny.train.labels[indices]
             spend(1000)
@@ -152,7 +152,7 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
         return repeat(None)
 
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    monkeypatch.setattr(Preprocess, "keys", slow_keys)
+    monkeypatch.setattr(Preprocess, "random_keys", slow_keys)
     loader, model = Slow(EpochSampler(23, 5, 3)), make_model()
     model.register_forward_hook(lambda *_: spend(10))
     names = ("first_batch_s", "data_wait_s", "compute_s", "save_s", "train_s")

@@ -86,7 +86,7 @@ def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> l
 
 
 def batch_of(data: Dataset, step: TrainStep, size: int) -> Batch:
-    keys = next(step.preprocess.keys(EpochSampler(23, 23, 0), 0))
+    keys = next(step.preprocess.random_keys(EpochSampler(23, 23, 0), 0))
     return next(Batch(data.train.images, data.train.labels, size, keys).microbatches(size))
 
 
@@ -104,10 +104,10 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     sums = step.forward_backward(batch)
     images, targets = batch.images, F.one_hot(batch.labels, 10)
     if preprocess.has_mixing:  # The batch is mixed as a whole. tests/augment compares mixed images with torchvision.
-        images, targets = preprocess.mix_batch(images, batch.labels, batch.keys)
+        images, targets = preprocess.mix_batch(images, batch.labels, batch.random_keys)
         assert size == 1 or not torch.equal(targets, targets.round())
     else:
-        images = preprocess(images, batch.keys)
+        images = preprocess(images, batch.random_keys)
     logits = plain(images)
     targets = (1 - smoothing) * targets + smoothing / 10
     expected = -(targets * logits.log_softmax(dim=1)).sum(dim=1).mean()

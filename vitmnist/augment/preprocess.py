@@ -167,7 +167,7 @@ class Preprocess(nn.Module):
         """Return float32 `[B, C, H, W]`, normalised. Without keys, float images keep their dtype. Modifies no batch.
 
         Args:
-            keys: int64 `[B]`, from the method `keys`.
+            keys: int64 `[B]`, from the method `random_keys`.
 
         Raises:
             ConfigError: keys are given, and the augmentation mixes images and labels: call `mix_batch`.
@@ -221,7 +221,7 @@ class Preprocess(nn.Module):
 
         Args:
             labels: int64 `[B]`. A negative label marks padding, which is neither mixed nor a partner.
-            keys: int64 `[B]`, from the method `keys`.
+            keys: int64 `[B]`, from the method `random_keys`.
 
         Returns:
             The images, and their class probabilities for `cross_entropy`, float32 `[B, classes]`: at least 0.5 for the
@@ -238,7 +238,7 @@ class Preprocess(nn.Module):
         one_hot = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
         return mixed, one_hot[partners].lerp(one_hot, weights[:, None])
 
-    def keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
+    def random_keys(self, sampler: EpochSampler, epoch: int, start: int = 0) -> Iterator[Tensor | None]:
         """Yield the random keys of each batch of an epoch from `start` on; None without augmentation."""
         if not self.augment.operations and not self.has_mixing:
             return repeat(None)

@@ -45,7 +45,7 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
-        self._checksums: dict[str, str] = (self.result.dataset or {})["sha256"]
+        self._checksums: dict[str, str] = self.world.broadcast_object(lambda: self.dataset.sha256)
         self._saved_at = time.monotonic()
 
     def save(self, progress: EpochProgress | None, is_best: bool = False) -> None:

@@ -43,6 +43,7 @@ class ImageListing:
         read: reads an image by its path.
         containers: the files that contain the images, such as Parquet files; empty if each image is a file.
         folds: the fold of each training image, if any.
+        class_order: the names of the classes in their order; None: sorted.
     """
 
     folder: Path
@@ -50,14 +51,16 @@ class ImageListing:
     read: ReadImage
     containers: Sequence[Path] = ()
     folds: Mapping[str, int] | None = None
+    class_order: Sequence[str] | None = None
 
     def find_classes(self) -> list[str]:
-        """Return the sorted classes of the training images.
+        """Return the classes of the training images, in `class_order` or sorted.
 
         Raises:
             DataError: there are fewer than two, a split is empty, or it has a class without training images.
         """
-        classes = sorted(set(self.splits["train"].values()))
+        present = set(self.splits["train"].values())
+        classes = [name for name in self.class_order or sorted(present) if name in present]
         if len(classes) < 2:
             raise DataError(
                 f"{self.folder}: training images of two or more classes are expected, in {self.folder}/CLASS/ or by a "

@@ -130,7 +130,7 @@ class EpochSampler:
         order = _cached_order(self, epoch, torch.device(device))
         return torch.cat([order[:0], *(order[rows] for rows in self._rank_slices(start))])
 
-    def batches(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
+    def batch_indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """Yield the indices of each batch from batch `start` on: slices for `batch` and `none`, else int64 `[B]`.
 
         The indices of any other order, including that of a subclass, are moved to `device` once, and batches are views

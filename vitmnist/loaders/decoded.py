@@ -35,7 +35,7 @@ class HostLoader(Loader):
 
     def batches(self, epoch: int, start: int) -> Batches:
         copies: deque[Event] = deque()
-        for indices in self.sampler.batches(epoch, start):
+        for indices in self.sampler.batch_indices(epoch, start):
             if len(copies) == MAX_PENDING_COPIES:
                 copies.popleft().synchronize()
             rows = gather_rows(self.samples.tensors, indices, out=self._empty_pinned() if self.queue.is_async else ())
@@ -94,6 +94,6 @@ class GpuSliceLoader(Loader):
         self.tensors = tuple(map(create_queue(device).to_device, source.tensors))
 
     def batches(self, epoch: int, start: int) -> Batches:
-        for indices in self.sampler.batches(epoch, start, self.tensors[0].device):
+        for indices in self.sampler.batch_indices(epoch, start, self.tensors[0].device):
             images, labels = gather_rows(self.tensors, indices)
             yield images, labels

@@ -45,7 +45,7 @@ def draw_training_batch(train: Split, sampler: EpochSampler, preprocess: Preproc
     """
     size = sampler.rank_batch_size if preprocess.has_mixing else min(BATCH_IMAGES, sampler.rank_batch_size)
     indices = sampler.sample_ids(epoch)[:size] % sampler.size
-    keys = next(preprocess.keys(sampler, epoch))
+    keys = next(preprocess.random_keys(sampler, epoch))
     images = train.images[indices].to(preprocess.mean.device)
     with torch.inference_mode():
         if preprocess.has_mixing and keys is not None:

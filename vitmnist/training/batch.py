@@ -27,14 +27,14 @@ class Batch:
         images: uint8 or normalised float32 `[B, C, H, W]`.
         labels: int64 `[B]`; padding has the label `IGNORED`.
         global_size: images in the global batch.
-        keys: int64 `[B]`, the random keys of the augmentation; None without augmentation and after mixing.
+        random_keys: int64 `[B]`, the keys of the augmentation; None without augmentation and after mixing.
         targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
     """
 
     images: Tensor
     labels: Tensor
     global_size: int
-    keys: Tensor | None = None
+    random_keys: Tensor | None = None
     targets: Tensor | None = None
 
     def __len__(self) -> int:
@@ -52,8 +52,8 @@ class Batch:
             return self
         images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
         labels = F.pad(self.labels, [0, missing], value=IGNORED)
-        keys = None if self.keys is None else F.pad(self.keys, [0, missing])
-        return Batch(images, labels, self.global_size, keys)
+        random_keys = None if self.random_keys is None else F.pad(self.random_keys, [0, missing])
+        return Batch(images, labels, self.global_size, random_keys)
 
     def microbatches(self, length: int) -> Iterator[Batch]:
         """Yield consecutive microbatches of at most `length` images, as views."""
@@ -63,7 +63,7 @@ class Batch:
 
 
 def load_batches(
-    loader: Loader, epoch: int, start: int = 0, keys: Iterable[Tensor | None] = repeat(None)
+    loader: Loader, epoch: int, start: int = 0, random_keys: Iterable[Tensor | None] = repeat(None)
 ) -> Generator[Batch, None, None]:
     """Yield the batches of an epoch from batch `start` on, each with its random keys.
 
@@ -72,7 +72,7 @@ def load_batches(
     """
     sampler = loader.sampler
     loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
-    for (index, (images, loaded_labels)), batch_keys in zip(loaded_batches, keys, strict=False):
+    for (index, (images, loaded_labels)), keys in zip(loaded_batches, random_keys, strict=False):
         is_padding = sampler.num_rank_images(index) == 0
         labels = torch.full_like(loaded_labels, IGNORED) if is_padding else loaded_labels
-        yield Batch(images, labels, sampler.num_images(index), batch_keys)
+        yield Batch(images, labels, sampler.num_images(index), keys)

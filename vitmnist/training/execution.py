@@ -51,7 +51,7 @@ class ForwardPass(nn.Module):
     def forward(self, inputs: dict[str, Tensor]) -> Sums:
         """Return the sums over the images of `Batch.tensors()`."""
         labels = inputs["labels"]
-        images = self._preprocess(inputs["images"], inputs.get("keys"))
+        images = self._preprocess(inputs["images"], inputs.get("random_keys"))
         with torch.autocast(self._device_type, self._autocast_dtype) if self._autocast_dtype else nullcontext():
             logits = self.model(images)
         logits = logits.float()
@@ -159,10 +159,10 @@ class Execution:
         if self.options.compile and not self.has_batch_norm:
             batch = batch.padded(self._num_microbatches * self.microbatch_size)
         if self.preprocess.has_mixing:
-            assert batch.keys is not None
+            assert batch.random_keys is not None
             # Mix the whole batch at once: the partner of an image must not depend on the microbatch size.
             with self._eager_if(len(batch) < self.batch_size):
-                images, targets = self._mix_batch(batch.images, batch.labels, batch.keys)
+                images, targets = self._mix_batch(batch.images, batch.labels, batch.random_keys)
             batch = Batch(images, batch.labels, batch.global_size, targets=targets)
         return list(islice(batch.microbatches(self.microbatch_size), count))
 

@@ -73,7 +73,7 @@ class TrainStep:
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Return the batches of an epoch from batch `start` on; see `load_batches`."""
         # All keys of the epoch are drawn here, so that their cost is not counted as waiting for the loader.
-        return load_batches(loader, epoch, start, self.preprocess.keys(loader.sampler, epoch, start))
+        return load_batches(loader, epoch, start, self.preprocess.random_keys(loader.sampler, epoch, start))
 
     def __call__(self, batch: Batch) -> Sums:
         """Train on a batch, without waiting for the device; returns what `forward_backward` returns."""

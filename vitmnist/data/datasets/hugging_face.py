@@ -46,6 +46,7 @@ class HuggingFaceOptions(DecodingOptions):
         image = _find_column("image", self.columns.image, features, datasets.Image)
         label = _find_column("label", self.columns.label, features, datasets.ClassLabel)
         to_names = getattr(features[label], "int2str", lambda values: [*map(str, values)])
+        class_order = getattr(features[label], "names", None)
         encoded_rows: dict[str, Any] = {}
         images: dict[str, ClassOfImage] = {}
         with as_data_error(f"{key}: columns {image} and {label}"):
@@ -55,9 +56,11 @@ class HuggingFaceOptions(DecodingOptions):
                 if None in labels:
                     raise DataError(f"row {labels.index(None)} of {split} has no label")
                 names = to_names(labels)
+                class_order = class_order or to_names(sorted(set(labels)))  # The integer 10 comes after 2.
                 images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
         read = partial(_read_row, self.reader, encoded_rows, image)
-        return ImageListing(folder, images, read, list_files(folder) if folder.is_dir() else [folder])
+        containers = list_files(folder) if folder.is_dir() else [folder]
+        return ImageListing(folder, images, read, containers, class_order=class_order)
 
 
 DATASETS.register("hugging_face", HuggingFaceOptions)(decode_dataset)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import ConfigGroup
-from vitmnist.tracking.result import Result
+from vitmnist.tracking.result import TEST_ACC, Result
+from vitmnist.tracking.runs import Run
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -28,7 +30,7 @@ class Logger(AbstractContextManager["Logger"]):
     """
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """End the run; `kind` is None if the run was completed."""
+        """End the run, after logging `collect_test_scalars`; `kind` is None if the run was completed."""
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
@@ -38,12 +40,20 @@ class Logger(AbstractContextManager["Logger"]):
         """Log the images of an epoch, by name."""
 
 
-def collect_epoch_scalars(record: EpochRecord) -> dict[str, float]:
-    """Return the metrics of an epoch that were measured, by tag."""
+def collect_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
+    """Return the metrics of an epoch that were measured, and the value in the report until then, by tag."""
     values = {metric.tag: record.get(name) for name, metric in build_epoch_table().items()}
     for label, metrics in record.get("classes", {}).items():
         values |= {f"verbose_{name}/{label}": value for name, value in metrics.items()}
+    run = Run(result.folder, replace(result, epochs=result.epochs[: record["epoch"] + 1]))
+    if result.eval_split == "validation" and (metric := run.monitored_metric) and metric.kind == "quality":
+        values[f"train_result/best_{metric.name.removeprefix('eval_')}"] = run.value_of(metric.name)
     return {tag: value for tag, value in values.items() if value is not None}
+
+
+def collect_test_scalars(result: Result) -> dict[str, float]:
+    """Return the accuracy on the test split at the end of a run, by tag; empty if it was not measured."""
+    return {f"train_result/{TEST_ACC}": result.test[TEST_ACC]} if result.test else {}
 
 
 def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Logs a run to MLflow."""
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,13 @@ from PIL import Image
 from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
+from vitmnist.tracking.loggers import (
+    LOGGERS,
+    Logger,
+    collect_epoch_scalars,
+    collect_step_scalars,
+    collect_test_scalars,
+)
 from vitmnist.tracking.result import Result
 
 
@@ -32,7 +39,7 @@ class MLflow(Logger):
             import mlflow
         except ImportError as error:
             raise MissingExtraError("mlflow", "mlflow") from error
-        self._mlflow, config = mlflow, result.config or {}
+        self._mlflow, self._result, config = mlflow, result, result.config or {}
         notes = {"mlflow.note.content": config["notes"]} if config.get("notes") else {}
         tags = {"folder": str(folder.absolute()), **dict.fromkeys(config.get("tags") or (), "true"), **notes}
         self._client = self._call(mlflow.MlflowClient, options.uri)
@@ -48,19 +55,24 @@ class MLflow(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self._log("metrics", self._metrics(collect_test_scalars(self._result), len(self._result.epochs), time.time()))
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
         self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 
     def add_epoch(self, record: EpochRecord) -> None:
-        values = [(collect_epoch_scalars(record), record["epoch"] + 1)]
-        values += [(collect_step_scalars(step), step["step"] + 1) for step in record["steps"]]
-        time, make = int(1000 * record["ended_at"]), self._mlflow.entities.Metric
-        metrics = [make(_key(tag), value, time, step) for tags, step in values for tag, value in tags.items()]
+        ended_at = record["ended_at"]
+        metrics = self._metrics(collect_epoch_scalars(record, self._result), record["epoch"] + 1, ended_at)
+        for step in record["steps"]:
+            metrics += self._metrics(collect_step_scalars(step), step["step"] + 1, ended_at)
         self._log("metrics", metrics)
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, image in images.items():
             self._call(self._client.log_image, self._id, image, key=name, step=epoch + 1)
+
+    def _metrics(self, scalars: Mapping[str, float], step: int, ended_at: float) -> list[Any]:
+        make = self._mlflow.entities.Metric
+        return [make(_key(tag), value, int(1000 * ended_at), step) for tag, value in scalars.items()]
 
     def _log(self, kind: str, values: list[Any]) -> None:
         for first in range(0, len(values), 100):  # MLflow takes 100 parameters at a time.

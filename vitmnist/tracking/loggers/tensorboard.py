@@ -18,12 +18,15 @@ from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes, read_json_or_yaml
-from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
-from vitmnist.tracking.result import TEST_ACC, Result
-from vitmnist.tracking.runs import Run
+from vitmnist.tracking.loggers import (
+    LOGGERS,
+    Logger,
+    collect_epoch_scalars,
+    collect_step_scalars,
+    collect_test_scalars,
+)
+from vitmnist.tracking.result import Result
 
-OUTCOME = "train_result/"
-"""The group of tags for the best epoch so far and for the test split. It follows `eval` and `train`."""
 EVENTS = "events.out.tfevents"
 """The prefix of the names of event files, before the time: TensorBoard reads files in the order of their names."""
 
@@ -41,7 +44,7 @@ class TensorBoard(Logger):
 
     def __init__(self, options: NoOptions, folder: Path, result: Result) -> None:
         self._path, first = folder / f"{EVENTS}.{time.time_ns()}", len(result.epochs) + 1
-        self._run = Run(folder, result)
+        self._result = result
         version = Event(wall_time=time.time(), step=first, file_version="brain.Event:2")
         # At this event, TensorBoard drops all values from step `first` on: epochs that an interrupted run logged after
         # its last checkpoint, and many values of `train_step/…`, because steps outnumber epochs. Those are written
@@ -53,15 +56,10 @@ class TensorBoard(Logger):
         self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        result = self._run.result
-        if result.epochs and (accuracy := self._run.value_of(TEST_ACC)) is not None:
-            self._append(*self._scalars({f"{OUTCOME}{TEST_ACC}": accuracy}, len(result.epochs), time.time()))
+        self._append(*self._scalars(collect_test_scalars(self._result), len(self._result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
-        values, metric = collect_epoch_scalars(record), self._run.monitored_metric
-        if self._run.result.eval_split == "validation" and metric and metric.kind == "quality":
-            best = self._run.value_of(metric.name)  # The value in the report.
-            values |= {} if best is None else {f"{OUTCOME}best_{metric.name.removeprefix('eval_')}": best}
+        values = collect_epoch_scalars(record, self._result)
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, collect_epoch_scalars, collect_step_scalars
+from vitmnist.tracking.loggers import (
+    LOGGERS,
+    Logger,
+    collect_epoch_scalars,
+    collect_step_scalars,
+    collect_test_scalars,
+)
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ class Wandb(Logger):
             import wandb
         except ImportError as error:
             raise MissingExtraError("wandb", "wandb") from error
-        self._wandb, config = wandb, result.config or {}
+        self._wandb, self._result, config = wandb, result, result.config or {}
         try:
             self._run = wandb.init(
                 project=options.project,
@@ -60,12 +66,14 @@ class Wandb(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if scalars := collect_test_scalars(self._result):
+            self._log({"epoch": len(self._result.epochs), **scalars})
         self._run.finish(exit_code=int(kind is not None))
 
     def add_epoch(self, record: EpochRecord) -> None:
         for values in record["steps"]:
             self._log({"train_step/number": values["step"] + 1, **collect_step_scalars(values)})
-        self._log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record)})
+        self._log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record, self._result)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         logged = {f"visuals/{name}": self._wandb.Image(image) for name, image in images.items()}
