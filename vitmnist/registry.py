@@ -83,13 +83,8 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
 
     A configuration selects a member by `name`; no value of a configuration is ever imported. A member declares the
     dataclass of its options, whose fields are the other keys of its YAML file.
-    `ConfigGroup[Base, [A, B], C](group, package, Base)` has members that build a C from (options, A, B). Their options
-    derive from `Base`, by default `object`.
+    `ConfigGroup[Base, [A, B], C]` has members that build a C from (options, A, B). Their options derive from `Base`.
     """
-
-    def __init__(self, group: str, package: str, base: type[Options] = object) -> None:  # type: ignore[assignment]
-        super().__init__(group, package)
-        self.base = base
 
     def register(
         self, name: str, options_type: type[DataclassInstance] = NoOptions
@@ -122,12 +117,7 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
             reasons = [suggest_names(str(name), self.members()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
         options_type, builder = member
-        options = validate(options_type, values, key)
-        if not isinstance(options, self.base):
-            raise ConfigError(
-                f"{self.group}={name}: its options, {options_type.__name__}, must derive from "
-                f"{self.base.__module__}.{self.base.__name__}"
-            )
+        options: Any = validate(options_type, values, key)
         return builder, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:

@@ -1,14 +1,10 @@
-"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`. Options have a base class."""
+"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`."""
 
 import pytest
 import torch
 
-from tests.conftest import AddMembers
 from tests.training.test_step import OPTIMIZERS_UNDER_TEST, make_vit
-from vitmnist.errors import ConfigError
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES, build_schedule
-from vitmnist.registry import NoOptions
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -31,11 +27,3 @@ def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused
     kept = 1 - options["lr"] * options["weight_decay"]
     for weight in decayed:
         torch.testing.assert_close(model.state_dict()[weight], kept * before[weight])
-
-
-def test_options_must_derive_from_the_base_class_of_their_group(add_members: AddMembers) -> None:
-    """It declares what they may define, such as `follows_monitor`."""
-    add_members(SCHEDULES, flat=(NoOptions, lambda *arguments: 1.0))
-    message = r"schedule=flat: its options, NoOptions, must derive from vitmnist\.optim\.schedules\.ScheduleOptions"
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        build_schedule({"name": "flat"}, 1, 1)

@@ -136,16 +136,14 @@ class EpochSampler:
         The indices of any other order, including that of a subclass, are moved to `device` once, and batches are views
         of them. Raises the errors of `sample_ids`.
         """
-        slices = self._rank_slices(start)
-        is_in_blocks = self.shuffle in ("batch", "none")
+        is_in_blocks = self.shuffle in ("batch", "none") and type(self).draw_order is EpochSampler.draw_order
         indices = _cached_order(self, epoch, CPU if is_in_blocks else torch.device(device)) % self.size
-        if is_in_blocks and _is_contiguous(indices, self.batch_size):
-            for rows in slices:
+        for rows in self._rank_slices(start):
+            if is_in_blocks:
                 first = int(indices[rows.start])
                 yield slice(first, first + rows.stop - rows.start)
-        else:
-            indices = indices.to(device)
-            yield from (indices[rows] for rows in slices)
+            else:
+                yield indices[rows]
 
     def _rank_slices(self, start: int) -> Iterator[slice]:
         """Yield the positions of this rank's part of each batch in the order of an epoch."""
@@ -167,12 +165,6 @@ class EpochSampler:
 def _cached_order(sampler: EpochSampler, epoch: int, device: torch.device) -> Tensor:
     """Return the order of an epoch on a device. Do not modify the result."""
     return sampler.draw_order(epoch) if device == CPU else _cached_order(sampler, epoch, CPU).to(device)
-
-
-def _is_contiguous(order: Tensor, batch_size: int) -> bool:
-    """Whether the IDs of each batch are consecutive numbers."""
-    firsts = order[::batch_size].repeat_interleave(batch_size)[: len(order)]
-    return torch.equal(order, firsts + torch.arange(len(order), device=CPU) % batch_size)
 
 
 def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -35,7 +35,7 @@ class ScheduleState:
     monitored: Sequence[float | None]
 
 
-SCHEDULES = ConfigGroup[ScheduleOptions, [ScheduleState], float]("schedule", __package__, ScheduleOptions)
+SCHEDULES = ConfigGroup[ScheduleOptions, [ScheduleState], float]("schedule", __package__)
 """Functions of (options, state) that return the factor of the learning rate."""
 
 

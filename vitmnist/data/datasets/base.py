@@ -196,7 +196,7 @@ class DatasetOptions:
         return {}
 
 
-DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__, DatasetOptions)
+DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__)
 
 
 @dataclass
