@@ -1,6 +1,6 @@
 """Samples of any kind are stored unchanged, in memory that workers share or in a file, and collated as before."""
 
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -217,6 +217,7 @@ def test_samples_that_differ_without_a_generator_are_refused(collate: Any, monke
         from_dataloader(DataLoader(dataset, 16, collate_fn=collate), "ram")
 
 
+Pair = namedtuple("Pair", ["x", "y"])
 VALUES: list[Any] = [
     *(0, -1, 2**63 - 1, -(2**63), True, False, 0.1, -0.0, float("inf"), "", "text", "é\udcff", b"\0\xff"),
     *(np.float32(0.1), np.int8(-3), np.bool_(True), np.zeros((0, 3)), np.arange(6, dtype=np.uint16).reshape(2, 3)),
@@ -234,10 +235,9 @@ VALUES: list[Any] = [
 def test_stored_values_are_unchanged(in_file: bool, tmp_path: Path) -> None:
     for value in VALUES:
         sample = {"value": value, "label": 7}
-        named_tuples: dict[str, type] | None = {} if in_file else None
-        chunks = [encode_samples([sample] * count, named_tuples) for count in (3, 1)]
+        chunks = [encode_samples([sample] * count, as_json=in_file) for count in (3, 1)]
         if in_file:
-            stored = store_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None, named_tuples)
+            stored = store_samples_in_file(lambda chunks=chunks: chunks, 4, tmp_path, None)
         else:
             stored = store_samples_in_memory(chunks, expected_nbytes=1)
         for sample in (stored.load(1), stored.load(3), stored.load(2, as_views=True)):
@@ -280,15 +280,15 @@ def test_stored_images_keep_their_metadata_and_palette(name: str, quantized: boo
 def test_a_file_refuses_other_values_and_names_their_type() -> None:
     for value in (
         *(object(), np.array(["a"]), np.array([None]), torch.ones(2, requires_grad=True), torch.zeros(2).to_sparse()),
-        *(Image.new("RGBa", (2, 2)), Path("file"), np.datetime64("2026-01-01"), np.str_("text")),
+        *(Image.new("RGBa", (2, 2)), Path("file"), np.datetime64("2026-01-01"), np.str_("text"), Pair(1, 2)),
     ):
         named = "an image of mode RGBa" if isinstance(value, Image.Image) else f"an? {type(value).__name__}"
         with pytest.raises(DataError, match=f"a sample has {named}; a file stores only images, tens.*use ram"):
-            encode_samples([{"value": value}], named_tuples={})
+            encode_samples([{"value": value}], as_json=True)
     image = draw(1)
     image.info["path"] = Path("file")
     with pytest.raises(DataError, match=r"^a sample has a \w+Path; a file stores only"):
-        encode_samples([image], named_tuples={})
+        encode_samples([image], as_json=True)
 
 
 def look_at_dataset(worker: int) -> None:

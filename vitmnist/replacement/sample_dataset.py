@@ -38,12 +38,12 @@ def replace_by_samples(
     """
     dataset: Any = dataloader.dataset
     decode, size = split.decode if split else dataset.__getitem__, len(dataset)
-    named_tuples: dict[str, type] | None = {} if options.folder else None
-    sample_nbytes = len(encode_samples(examples, named_tuples).blocks[0]) / len(examples)
-    chunks = partial(read_all, dataloader, partial(_read_samples, decode, named_tuples), sample_nbytes)
-    if options.folder and named_tuples is not None:
-        contents = options.fingerprint and f"{options.fingerprint}, {size} encoded samples"
-        samples = store_samples_in_file(chunks, size, options.folder, contents, named_tuples)
+    as_json = options.folder is not None  # Anyone can have written a file, and unpickling can run code.
+    sample_nbytes = len(encode_samples(examples, as_json).blocks[0]) / len(examples)
+    chunks = partial(read_all, dataloader, partial(_read_samples, decode, as_json), sample_nbytes)
+    if options.folder:
+        contents = options.fingerprint and f"{options.fingerprint}, {size} samples as JSON"
+        samples = store_samples_in_file(chunks, size, options.folder, contents)
     else:
         samples = store_samples_in_memory(chunks(), int(sample_nbytes * size))
     decoded = SampleDataset(dataset, split, encoded_samples=samples)
@@ -52,9 +52,7 @@ def replace_by_samples(
     return replacement
 
 
-def _read_samples(
-    decode: Callable[[int], object], named_tuples: dict[str, type] | None, indices: range
-) -> EncodedSamples:
+def _read_samples(decode: Callable[[int], object], as_json: bool, indices: range) -> EncodedSamples:
     """Decode samples into bytes. Raises `RandomSampleError` if a sample is random."""
     with refuse_random_samples(decode, indices, decode):
-        return encode_samples((fetch_sample(decode, index) for index in indices), named_tuples)
+        return encode_samples((fetch_sample(decode, index) for index in indices), as_json)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from PIL import Image
 from torch import nn
@@ -15,41 +15,29 @@ from vitmnist.data.random_samples import call_and_check_random, read_probes
 from vitmnist.errors import DataError, as_data_error, format_error
 from vitmnist.replacement.original_dataloader import fetch_sample
 from vitmnist.runtime.random_state import preserve_random_state
-from vitmnist.store.tree import copy_tree, map_leaves
+from vitmnist.store.tree import copy_tree, flatten_tree, replace_leaves
 
 Transform = Callable[..., Any]
 Inputs = Any
 """The arguments of a transform: a tuple of an image and, for a joint transform, its target; or a dict by name."""
 SPLIT_ADVICE = "move the following steps into its attribute transform"
 """The end of messages about a dataset that cannot be split."""
-
-
-class RecordedCall(NamedTuple):
-    """A call of a transform attribute while a sample is decoded, with the inputs of its random transforms."""
-
-    attribute: int
-    inputs: Inputs
-
-
-class ResultPlaceholder(NamedTuple):
-    """Stands for a transform's result in a decoded sample. `call` is an index, `result` a position or name."""
-
-    call: int
-    result: int | str
+RecordedCall = tuple[int, Inputs]
+"""The transform attribute that was called while a sample was decoded, and the inputs of its random transforms."""
+DecodedSample = tuple[Any, list[RecordedCall], list[tuple[int, int, int | str]]]
+"""A sample that lacks the results of its random transforms, the calls that produce them, and where they belong: the
+position of a leaf in the sample, and its call and result as in `PendingResult`."""
 
 
 @dataclass(frozen=True)
-class OpaqueResult:
-    """Replaces a transform's result while a dataset reads a sample. It is no tuple, so a dataset cannot unpack it."""
+class PendingResult:
+    """Stands for the result of random transforms. `call` is an index, `result` a position or name.
 
-    placeholder: ResultPlaceholder
+    It is no tuple, so a dataset cannot unpack it.
+    """
 
-
-class DecodedSample(NamedTuple):
-    """A sample with placeholders for the results of its random transforms, and the calls that produce them."""
-
-    sample: object
-    calls: list[RecordedCall]
+    call: int
+    result: int | str
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +63,10 @@ class CallRecorder:
             if isinstance(value, Image.Image):
                 value.load()  # The dataset can close the file afterwards.
         call = len(self.calls)
-        self.calls.append(RecordedCall(self.attribute, decoded))
+        self.calls.append((self.attribute, decoded))
         if keyword_inputs:
-            return {name: OpaqueResult(ResultPlaceholder(call, name)) for name in keyword_inputs}
-        outputs = tuple(OpaqueResult(ResultPlaceholder(call, result)) for result in range(len(inputs)))
+            return {name: PendingResult(call, name) for name in keyword_inputs}
+        outputs = tuple(PendingResult(call, result) for result in range(len(inputs)))
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -111,17 +99,15 @@ class SplitTransforms:
             raise DataError(
                 f"its dataset uses its transform, or the result of it ({format_error(error)}); {SPLIT_ADVICE}"
             ) from error
-        sample = map_leaves(lambda leaf: leaf.placeholder if isinstance(leaf, OpaqueResult) else leaf, sample)
-        return DecodedSample(sample, calls)
+        leaves = enumerate(flatten_tree(sample)[0])
+        pending = [(position, leaf.call, leaf.result) for position, leaf in leaves if isinstance(leaf, PendingResult)]
+        return replace_leaves(sample, [(position, None) for position, *_ in pending]), calls, pending
 
     def transform(self, decoded: DecodedSample) -> Any:
         """Apply the random transforms to a decoded sample."""
-        results = [apply_transforms(self.random[call.attribute], call.inputs) for call in decoded.calls]
-
-        def get_result(leaf: object) -> object:
-            return results[leaf.call][leaf.result] if isinstance(leaf, ResultPlaceholder) else leaf
-
-        return map_leaves(get_result, decoded.sample, leaf_type=ResultPlaceholder)
+        sample, calls, pending = decoded
+        results = [apply_transforms(self.random[attribute], inputs) for attribute, inputs in calls]
+        return replace_leaves(sample, [(position, results[call][result]) for position, call, result in pending])
 
 
 def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
@@ -137,11 +123,11 @@ def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
     recorded, random_sample = read_probes(partial(fetch_sample, untransformed.decode), probes, dataset)
     if random_sample:
         raise random_sample
-    calls = [call for _, sample_calls in recorded for call in sample_calls]
+    calls = [call for _, sample_calls, _ in recorded for call in sample_calls]
     deterministic, random = [], []
     with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
         for attribute, (owner, name) in enumerate(attributes):
-            inputs = [call.inputs for call in calls if call.attribute == attribute]
+            inputs = [inputs for called, inputs in calls if called == attribute]
             first, rest = split_at_first_random(vars(owner)[name], inputs)
             deterministic.append(first)
             random.append(rest)

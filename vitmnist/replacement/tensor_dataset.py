@@ -21,7 +21,7 @@ from vitmnist.data.sources import collate_with
 from vitmnist.errors import ConfigError, DataError, as_data_error
 from vitmnist.replacement.decoded_dataset import DecodedDataLoader, DecodedDataset, DeferredBatch
 from vitmnist.replacement.original_dataloader import order_depends_on_workers, rebuild
-from vitmnist.replacement.split_transforms import ResultPlaceholder, SplitTransforms, Transform
+from vitmnist.replacement.split_transforms import PendingResult, SplitTransforms, Transform
 from vitmnist.replacement.tensor_transforms import (
     Shape,
     TensorPipeline,
@@ -32,7 +32,7 @@ from vitmnist.replacement.tensor_transforms import (
 from vitmnist.runtime.background_map import BackgroundMap, map_slices
 from vitmnist.runtime.random_state import preserve_random_state, seed_generators
 from vitmnist.store.samples import EncodedSamples
-from vitmnist.store.tree import flatten_tree, map_batch_tensors
+from vitmnist.store.tree import flatten_tree, map_batch_tensors, replace_leaves
 
 MAX_PIXEL_DIFFERENCE = 8
 """The largest accepted difference from PIL's pixels, in steps of 1/255. Resizing differs by up to 5."""
@@ -99,8 +99,9 @@ def draw_batch(samples: EncodedSamples, random: Sequence[Sequence[Transform]], i
     drawn = []
     for index in indices:
         with as_data_error(f"sample {index}"):
-            decoded, calls = samples.load(index, as_views=True)
+            sample, calls, pending = samples.load(index, as_views=True)
             images = [_draw_image(inputs, pipelines[attribute]) for attribute, inputs in calls]
+            decoded = replace_leaves(sample, [(position, PendingResult(*result)) for position, *result in pending])
             drawn.append(PendingSample(index, decoded, images))
     # Allocate in the consumer's thread: glibc returns a thread's memory to the system when the thread ends.
     batches = [
@@ -130,12 +131,12 @@ def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) ->
             for batch, drawn in zip(batches, sample.images, strict=True):
                 _finish_image(drawn, batch[position.start])
 
-    def collate_placeholders(placeholders: Sequence[ResultPlaceholder], *, collate_fn_map: object = None) -> Tensor:
+    def collate_placeholders(placeholders: Sequence[PendingResult], *, collate_fn_map: object = None) -> Tensor:
         (call,) = {placeholder.call for placeholder in placeholders}
         return batches[call]
 
     map_slices(finish_sample, len(samples), 1, 1 if get_worker_info() else None)
-    return collate_with({ResultPlaceholder: collate_placeholders}, [sample.decoded for sample in samples])
+    return collate_with({PendingResult: collate_placeholders}, [sample.decoded for sample in samples])
 
 
 def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:

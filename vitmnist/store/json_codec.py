@@ -18,37 +18,28 @@ from vitmnist.errors import DataError
 from vitmnist.store.image_codec import IMAGE_MODES, Buffer, LoadImage, as_uint8_tensor, describe_image
 from vitmnist.store.tree import sort_dims_by_stride
 
-NamedTuples = dict[str, type]
-"""Classes of named tuples by their qualified names. JSON has only the names."""
 TV_TENSORS = ("Image", "Mask", "Video")
 """Torchvision's tv_tensors that have no attributes besides their values."""
 
 
-def encode_as_json(sample: object, named_tuples: NamedTuples) -> list[Buffer]:
+def encode_as_json(sample: object) -> list[Buffer]:
     """Encode a sample. Returns its JSON, and the bytes of the images and arrays that it refers to in order.
-
-    Args:
-        named_tuples: receives the classes of named tuples in the sample.
 
     Raises:
         DataError: the sample has an object of another type.
     """
     buffers: list[Buffer] = []
-    head = json.dumps(_to_json(sample, buffers, named_tuples)).encode()
+    head = json.dumps(_to_json(sample, buffers)).encode()
     return [head, *buffers]
 
 
-def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> object:
+def _to_json(value: Any, buffers: list[Buffer]) -> object:
     """Describe a value as JSON, and append the bytes of its images and arrays to `buffers`."""
-    describe, kind = partial(_to_json, buffers=buffers, named_tuples=named_tuples), type(value)
+    describe, kind = partial(_to_json, buffers=buffers), type(value)
     if value is None or kind in (bool, int, float, str, iTXt):
         return value
     if kind in (list, tuple):
         return {kind.__name__: [*map(describe, value)]}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        named_tuples[name] = kind
-        return {"named tuple": [name, *map(describe, value)]}
     if kind in (dict, OrderedDict):
         return {kind.__name__: [(describe(key), describe(item)) for key, item in value.items()]}
     if isinstance(value, IFDRational):
@@ -69,19 +60,13 @@ def _to_json(value: Any, buffers: list[Buffer], named_tuples: NamedTuples) -> ob
     return {"tensor": {"type_name": type_name, "dtype": dtype, "shape": [*stored.shape], "order": order}}
 
 
-def decode_json(
-    described: object, buffers: Iterator[memoryview], named_tuples: NamedTuples, load_image: LoadImage, as_views: bool
-) -> Any:
-    """Return the value that JSON of `encode_as_json` describes; with `as_views`, arrays are views of `buffers`.
-
-    Raises:
-        DataError: the value has a named tuple of a class that `named_tuples` lacks.
-    """
+def decode_json(described: object, buffers: Iterator[memoryview], load_image: LoadImage, as_views: bool) -> Any:
+    """Return the value that JSON of `encode_as_json` describes; with `as_views`, arrays are views of `buffers`."""
     if not isinstance(described, dict):
         return described
 
     def load(part: object) -> Any:
-        return decode_json(part, buffers, named_tuples, load_image, as_views)
+        return decode_json(part, buffers, load_image, as_views)
 
     ((kind, content),) = described.items()
     if kind == "rational":
@@ -97,11 +82,6 @@ def decode_json(
         pairs = [(load(key), load(item)) for key, item in content]
         return OrderedDict(pairs) if kind == "OrderedDict" else dict(pairs)
     items = [*map(load, content)]
-    if kind == "named tuple":
-        name, *values = items
-        if name not in named_tuples:
-            raise DataError(f"a sample has a {name}, and the first samples have none; use ram")
-        return named_tuples[name](*values)
     return tuple(items) if kind == "tuple" else items
 
 

@@ -17,7 +17,7 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.cache_file import open_or_write_cache
 from vitmnist.store.image_codec import Buffer, load_image, load_image_tensor
-from vitmnist.store.json_codec import NamedTuples, decode_json, encode_as_json
+from vitmnist.store.json_codec import decode_json, encode_as_json
 from vitmnist.store.pickle_codec import SampleUnpickler, pickle_sample
 
 
@@ -28,13 +28,13 @@ class EncodedSamples:
     Args:
         blocks: the bytes of the samples, as one or more uint8 tensors.
         spans: int64 `[N, 3]`: for each sample the index of its block, and its start and stop there.
-        named_tuples: for samples in a file, their classes of named tuples by name; None: the samples are pickled.
+        is_json: the samples are encoded without pickle.
         as_tensors: load images as uint8 tensors `[C, H, W]`; an image of another depth then raises `DataError`.
     """
 
     blocks: Sequence[Tensor]
     spans: Tensor
-    named_tuples: NamedTuples | None
+    is_json: bool
     as_tensors: bool = False
 
     def load(self, index: int, as_views: bool = False) -> Any:
@@ -46,25 +46,21 @@ class EncodedSamples:
         content = self.blocks[block][start:stop].numpy().data
         load = partial(load_image_tensor, as_view=as_views) if self.as_tensors else load_image
         head, *buffers = _unpack(content)
-        if self.named_tuples is not None:
-            return decode_json(json.loads(bytes(head)), iter(buffers), self.named_tuples, load, as_views)
+        if self.is_json:
+            return decode_json(json.loads(bytes(head)), iter(buffers), load, as_views)
         return SampleUnpickler(head, buffers, load, as_views).load()
 
 
-def encode_samples(samples: Iterable[object], named_tuples: NamedTuples | None = None) -> EncodedSamples:
-    """Encode samples as one block of bytes; raises `DataError` if a sample cannot be encoded.
-
-    Args:
-        named_tuples: for a file, receives the classes of named tuples; None: pickle the samples.
-    """
+def encode_samples(samples: Iterable[object], as_json: bool) -> EncodedSamples:
+    """Encode samples as one block of bytes, pickled or as JSON; raises `DataError` if a sample cannot be encoded."""
     content, spans = bytearray(), []
     for sample in samples:
         start = len(content)
-        parts = pickle_sample(sample) if named_tuples is None else encode_as_json(sample, named_tuples)
+        parts = encode_as_json(sample) if as_json else pickle_sample(sample)
         for part in _pack(parts):
             content += part
         spans.append((0, start, len(content)))
-    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), named_tuples)
+    return EncodedSamples([torch.frombuffer(content, dtype=torch.uint8)], torch.tensor(spans), as_json)
 
 
 def store_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: int) -> EncodedSamples:
@@ -78,17 +74,13 @@ def store_samples_in_memory(chunks: Iterable[EncodedSamples], expected_nbytes: i
         # Copy it: a block from a worker holds a file descriptor and scarce shared memory.
         blocks.append(chunk.blocks[0].clone())
         needed = max(needed - blocks[-1].nbytes, blocks[-1].nbytes)
-    return EncodedSamples(blocks, torch.cat(spans), named_tuples=None)
+    return EncodedSamples(blocks, torch.cat(spans), is_json=False)
 
 
 def store_samples_in_file(
-    chunks: Callable[[], Iterable[EncodedSamples]],
-    size: int,
-    folder: Path,
-    fingerprint: str | None,
-    named_tuples: NamedTuples,
+    chunks: Callable[[], Iterable[EncodedSamples]], size: int, folder: Path, fingerprint: str | None
 ) -> EncodedSamples:
-    """Write chunks of samples from `encode_samples` into a cache; see `open_or_write_cache`."""
+    """Write chunks of samples that are encoded as JSON into a cache; see `open_or_write_cache`."""
 
     def chunks_of_tensors() -> Iterator[tuple[Tensor, Tensor]]:
         filled = 0
@@ -97,7 +89,7 @@ def store_samples_in_file(
             filled += len(chunk.blocks[0])
 
     (content, spans), _ = open_or_write_cache(folder, fingerprint, size, chunks_of_tensors, names=("samples", "spans"))
-    return EncodedSamples([content], spans, named_tuples)
+    return EncodedSamples([content], spans, is_json=True)
 
 
 def _pack(parts: Sequence[Buffer]) -> list[Buffer]:

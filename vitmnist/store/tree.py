@@ -16,17 +16,17 @@ from torch import Tensor
 Tree = TypeVar("Tree")
 
 
-def map_leaves(function: Callable[[Any], object], tree: Any, leaf_type: type | None = None) -> Any:
-    """Apply a function to each leaf of a tree in order; objects of `leaf_type` are leaves too.
+def map_leaves(function: Callable[[Any], object], tree: Any) -> Any:
+    """Apply a function to each leaf of a tree in order.
 
     The nodes are dicts, OrderedDicts, lists, tuples and named tuples; an object of any other type is a leaf.
     """
-    node_type, map_child = type(tree), partial(map_leaves, function, leaf_type=leaf_type)
+    node_type, map_child = type(tree), partial(map_leaves, function)
     if node_type in (dict, OrderedDict):
         return node_type((key, map_child(child)) for key, child in tree.items())
     if node_type in (list, tuple):
         return node_type(map(map_child, tree))
-    if isinstance(tree, tuple) and hasattr(tree, "_fields") and node_type is not leaf_type:
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return node_type(*map(map_child, tree))
     return function(tree)
 
@@ -69,6 +69,14 @@ def unflatten_tree(leaves: Iterable[object], structure: object) -> Any:
     """Build a tree from its leaves and its structure."""
     remaining = iter(leaves)
     return map_leaves(lambda _: next(remaining), structure)
+
+
+def replace_leaves(tree: object, replacements: Iterable[tuple[int, object]]) -> Any:
+    """Replace leaves of a tree, each given by its position in the order of `flatten_tree`."""
+    leaves, structure = flatten_tree(tree)
+    for position, leaf in replacements:
+        leaves[position] = leaf
+    return unflatten_tree(leaves, structure)
 
 
 def iterate_paths(tree: Any) -> Iterator[str]:
