@@ -76,7 +76,7 @@ def test_accuracies_have_a_dot_for_each_seed_and_curves_are_of_the_best_median_a
     shown = figures(tmp_path)
     assert [*shown] == [QUALITY, TIMES, LOSSES]
     labels = [figure.axes[0].get_xlabel() for figure in shown.values()]
-    assert labels == ["after the last epoch", "one round; not compared", "epoch"]
+    assert labels == ["after the last epoch", "one round; not compared", "epoch; the best seed of each"]
     assert texts(shown[QUALITY])[:6] == ["depth=0", "91.00%", "depth=1", "87.50%", "depth=2", "70.00%"]
     dots = [line.get_xdata() for line in shown[QUALITY].axes[0].lines if line.get_marker() == "o"]
     assert [sorted(values) for values in dots] == [[90.0, 91.0, 92.0], [80.0, 95.0], [70.0], [60.0]]

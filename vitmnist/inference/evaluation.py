@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +102,16 @@ def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
 
 
 def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
-    """Build the dataset of an evaluation, and warn if its images differ from those of the run in `folder`."""
+    """Build the dataset of an evaluation, and warn if images of the run in `folder` have changed since training."""
     dataset = hold_out_and_normalize(build_dataset(config.data.dataset, config.data.root), config.data)
+    trained = load_recorded_config(folder, [])
+    if trained.limit_batches or _without_location(config.data) != _without_location(trained.data):
+        return dataset  # The run was trained on a part of these images, or on others.
     recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
     for name in dataset.splits:
         checksum = dataset.sha256[f"{name}_images"]
         if recorded.get(f"{name}_images", checksum) != checksum:
-            print(f"warning: the images of the {name} split are not those of the run", file=sys.stderr)
+            print(f"warning: the images of the {name} split have changed since training", file=sys.stderr)
     return dataset
 
 
@@ -119,9 +122,19 @@ def _find_selecting_keys(data: DataConfig) -> dict[str, KeyMetadata]:
     return {key: metadata for key, metadata in keys if metadata.selects}
 
 
+def _locating_options(data: DataConfig) -> list[str]:
+    """The options that locate the images of the dataset: they are marked as allowed to change on resuming."""
+    _, options = DATASETS.resolve(data.dataset)
+    return [name for name, metadata in iterate_metadata(type(options)) if metadata.may_change]
+
+
 def _find_location(data: DataConfig) -> list[object]:
     """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
-    _, options = DATASETS.resolve(data.dataset)
-    # These options are marked as allowed to change on resuming.
-    locating = [name for name, metadata in iterate_metadata(type(options)) if metadata.may_change]
-    return [data.dataset["name"], *(Path(str(data.dataset.get(key))).expanduser().resolve() for key in locating)]
+    options = data.dataset
+    return [options["name"], *(Path(str(options.get(key))).expanduser().resolve() for key in _locating_options(data))]
+
+
+def _without_location(data: DataConfig) -> DataConfig:
+    """Return the configuration of the data without the root and the options that locate the images."""
+    locating = _locating_options(data)
+    return replace(data, root="", dataset={key: value for key, value in data.dataset.items() if key not in locating})

@@ -35,6 +35,10 @@ TOP, BOTTOM, MARGIN = 0.7, 0.5, 0.1
 """The space of title and legend, of the labels of the axis, and at the sides, in inches."""
 STYLE = Path(__file__).with_name("panels.mplstyle")
 """The file of fonts and other styles."""
+STACK_STEP, DOT_WIDTH = 0.12, 0.025
+"""How far a dot is moved up from another at its place, in rows, and the width of a dot, as a share of the axis."""
+MIN_SHARE = 0.02
+"""A smaller share of waiting is not drawn: it would be narrower than a line of the hatching."""
 MAX_ROWS, LINE_LENGTH = 30, 38
 """The numbers of rows in a panel at most, and of characters that fit in its width."""
 
@@ -80,7 +84,10 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        yield _draw_curves(comparison.title(build_epoch_table()["eval_loss"]), ranked)
+        of_seeds = "; the best seed of each" * any(
+            len(row.runs_by_seed) > 1 for row in rows if row.label_without_loader
+        )
+        yield _draw_curves(comparison.title(build_epoch_table()["eval_loss"]), f"epoch{of_seeds}", ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
@@ -96,13 +103,16 @@ def _draw_quality(comparison: Comparison) -> Figure:
         {"validation": "after the best epoch", "test": "after the last epoch"}.get(comparison.eval_split, ""),
         loc="left",
     )
+    every_value = [value for _, values in groups for value in values.values()]
+    width = DOT_WIDTH * (max(every_value) - min(every_value))
     for position, (label, by_seed) in enumerate(groups):
-        values, mean = [*by_seed.values()], fmean(by_seed.values())
+        values, mean = sorted(by_seed.values()), fmean(by_seed.values())
         _label_row(axes, position, label or "all runs", metric.format(mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
             axes.plot(mean, position, zorder=3, **tick)
-        axes.plot(values, [position] * len(values), **dot)
+        below = [sum(value - width < other for other in values[:index]) for index, value in enumerate(values)]
+        axes.plot(values, [position - STACK_STEP * count for count in below], **dot)
     return figure
 
 
@@ -115,7 +125,8 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     is_compared = any(map(comparison.ratio, rows))
     # Grey bars and the title say that the differences may be noise.
     colour = BLUE if is_compared or len(rows) == 1 else GREY
-    legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **style) for name, style in PHASES.items()]
+    shown = [name for name in PHASES if name != "waiting" or any(map(_waiting_s, rows))]
+    legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **PHASES[name]) for name in shown]
     figure, axes = _create_rows("Seconds per epoch", legend, len(lines))
     axes.set_ylim(top=-0.1 if has_headings else None)
     for position, line in enumerate(lines):
@@ -134,11 +145,15 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     return figure
 
 
+def _waiting_s(row: ReportRow) -> float:
+    wait = row.spreads[DATA_WAIT_S.name]
+    return wait.median if wait and wait.median >= MIN_SHARE * row.median_s else 0.0
+
+
 def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
-    waiting_s, compute_s = (row.spreads[metric.name] for metric in (DATA_WAIT_S, COMPUTE_S))
-    waiting = waiting_s.median if waiting_s else 0.0
+    waiting, compute = _waiting_s(row), row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
-    ends = (waiting, min(waiting + compute_s.median, time.median) if compute_s else waiting, time.median)
+    ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
     start = 0.0
     for style, end in zip(PHASES.values(), ends, strict=True):
         axes.barh(position, end - start, 0.4, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
@@ -149,7 +164,7 @@ def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: s
             axes.errorbar(time.median, position, xerr=whiskers, color=color, lw=width, capthick=width, capsize=3)
 
 
-def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
+def _draw_curves(title: str, label_below: str, ranked: Sequence[tuple[Sequence[float], str]]) -> Figure:
     """Draw the curves of the best, the middle and the worst setting, or run; `ranked` has the best first."""
     # With fewer than three curves, a later name replaces an earlier one.
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
@@ -159,7 +174,7 @@ def _draw_curves(title: str, ranked: Sequence[tuple[Sequence[float], str]]) -> F
         text = _shorten(f"{name}: {label}", LINE_LENGTH - 6)
         lines.append(Line2D(range(1, len(losses) + 1), losses, color=colour, linestyle=style, marker=".", label=text))
     figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5)
-    axes.set_xlabel("epoch", loc="left")
+    axes.set_xlabel(label_below, loc="left")
     for line in lines:
         axes.add_line(line)
     axes.autoscale_view()

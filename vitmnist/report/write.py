@@ -65,7 +65,7 @@ def format_markdown(
 ) -> str:
     """Format the report as Markdown, with links to the chart of each comparison and to the runs."""
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
-    parts.append(f"<small><code>{_escape(_find_command(folders))}</code></small>")
+    parts.append(f"<small><code>{_escape(_find_command(folders, comparisons))}</code></small>")
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
         about, *sentences, table, details = _format_section(comparison, output, _escape, _link, "pipe")
         parts += [f"## {about}" if len(comparisons) > 1 else f"<small>{about}</small>", *sentences]
@@ -100,14 +100,19 @@ def _format_section(
     return [about, first, *others, main + note, details]
 
 
-def _find_command(folders: Sequence[Path]) -> str:
-    """Return the command of a sweep, from its record, or else the command that writes the report."""
+def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:
+    """Return the command of a sweep or a search, from its records, or else the command that writes the report."""
     if len(folders) == 1:
         with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError):
             record: Any = read_json_or_yaml(folders[0] / "multirun.yaml")
             overrides = record["hydra"]["overrides"]["task"]
             # A sweep adds the numbers of its rounds to what was typed.
             return shlex.join(["python", "train.py", "-m", *(text for text in overrides if text[:7] != "repeat=")])
+        # Optuna's sweeper leaves no `multirun.yaml`. It adds the values of a trial to what was typed.
+        first, *others = (run.result.overrides for item in comparisons for row in item.rows for run in row.runs)
+        shared = [text for text in first if all(text in overrides for overrides in others)]
+        if any(text.startswith("hparams_search=") for text in shared):
+            return shlex.join(["python", "train.py", *shared])
     return shlex.join(["vitmnist", "report", *map(display_path, folders)])
 
 

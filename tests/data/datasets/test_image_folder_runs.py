@@ -83,7 +83,7 @@ def test_a_folder_of_images_can_be_trained_on(
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")
     ended = call_here(evaluate.main, "run", f"data.root={tmp_path / 'root'}")  # this folder has no decoded images
-    assert "warning: the images of the test split are not those of the run" in ended.stderr
+    assert "warning: the images of the test split have changed since training" in ended.stderr
     assert train_here("resume=run", f"data.dataset.path={copy}", "epochs=2").returncode == 0
     refused = train_here(*overrides(folder), "epochs=1")
     assert (refused.returncode, "3.png" in refused.stderr, "Traceback" in refused.stderr) == (1, True, False)

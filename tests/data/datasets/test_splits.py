@@ -263,7 +263,7 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
     def evaluated(path: object, *options: str) -> list[str]:
         typed = ["run", root, f"data.dataset.path={path}", *options, "--json", "--predictions"]
         ended = call_here(evaluate_main, *typed)
-        assert ("split are not those of the run" in ended.stderr) == is_changed
+        assert ("split have changed since training" in ended.stderr) == is_changed
         return [row["image"] for row in json.loads(ended.stdout.splitlines()[-1])["predictions"]]
 
     is_changed = False
