@@ -56,7 +56,8 @@ class TensorBoard(Logger):
         self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._append(*self._scalars(collect_test_scalars(self._result), len(self._result.epochs), time.time()))
+        if scalars := collect_test_scalars(self._result):
+            self._append(*self._scalars(scalars, len(self._result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
         values = collect_epoch_scalars(record, self._result)
