@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
 import numpy as np
 import torch
@@ -57,9 +58,13 @@ class EpochSampler:
         orders = [order.value for order in Shuffle]
         if self.shuffle not in orders:
             raise ConfigError(f"shuffle={self.shuffle}: {suggest_names(str(self.shuffle), orders)}")
+        if not isinstance(self.drop_last, bool):  # The text "false" would be true.
+            raise ConfigError(f"drop_last={self.drop_last}: must be True or False")
         for key, minimum in (("batch_size", 1), ("seed", 0)):
-            if (value := getattr(self, key)) < minimum:
-                raise ConfigError(f"{key}={value}: must be at least {minimum}")
+            value = getattr(self, key)
+            if isinstance(value, bool) or not hasattr(value, "__index__") or value < minimum:
+                raise ConfigError(f"{key}={value}: must be a whole number, at least {minimum}")
+            object.__setattr__(self, key, index(value))  # Integers of NumPy would overflow.
         if self.world_size > self.batch_size:
             raise ConfigError(
                 f"batch_size={self.batch_size}: {self.world_size} processes train together, and each must have an "
