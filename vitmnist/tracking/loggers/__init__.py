@@ -30,7 +30,7 @@ class Logger(AbstractContextManager["Logger"]):
     """
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """End the run, after logging `collect_test_scalars`; `kind` is None if the run was completed."""
+        """End the run, after logging `get_test_scalars`; `kind` is None if the run was completed."""
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
@@ -40,7 +40,7 @@ class Logger(AbstractContextManager["Logger"]):
         """Log the images of an epoch, by name."""
 
 
-def collect_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
+def get_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
     """Return the metrics of an epoch that were measured, and the value in the report until then, by tag."""
     values = {metric.tag: record.get(name) for name, metric in build_epoch_table().items()}
     for label, metrics in record.get("classes", {}).items():
@@ -51,12 +51,12 @@ def collect_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, floa
     return {tag: value for tag, value in values.items() if value is not None}
 
 
-def collect_test_scalars(result: Result) -> dict[str, float]:
+def get_test_scalars(result: Result) -> dict[str, float]:
     """Return the accuracy on the test split at the end of a run, by tag; empty if it was not measured."""
     return {f"train_result/{TEST_ACC}": result.test[TEST_ACC]} if result.test else {}
 
 
-def collect_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
+def get_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
     """Return the metrics of a logged step that were measured, by tag."""
     return {f"train_step/{name}": value for name, value in step.items() if name != "step" and value is not None}
 

@@ -12,13 +12,7 @@ from PIL import Image
 from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import (
-    LOGGERS,
-    Logger,
-    collect_epoch_scalars,
-    collect_step_scalars,
-    collect_test_scalars,
-)
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
 from vitmnist.tracking.result import Result
 
 
@@ -55,15 +49,15 @@ class MLflow(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._log("metrics", self._metrics(collect_test_scalars(self._result), len(self._result.epochs), time.time()))
+        self._log("metrics", self._metrics(get_test_scalars(self._result), len(self._result.epochs), time.time()))
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
         self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 
     def add_epoch(self, record: EpochRecord) -> None:
         ended_at = record["ended_at"]
-        metrics = self._metrics(collect_epoch_scalars(record, self._result), record["epoch"] + 1, ended_at)
+        metrics = self._metrics(get_epoch_scalars(record, self._result), record["epoch"] + 1, ended_at)
         for step in record["steps"]:
-            metrics += self._metrics(collect_step_scalars(step), step["step"] + 1, ended_at)
+            metrics += self._metrics(get_step_scalars(step), step["step"] + 1, ended_at)
         self._log("metrics", metrics)
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:

@@ -18,13 +18,7 @@ from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes, read_json_or_yaml
-from vitmnist.tracking.loggers import (
-    LOGGERS,
-    Logger,
-    collect_epoch_scalars,
-    collect_step_scalars,
-    collect_test_scalars,
-)
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
 from vitmnist.tracking.result import Result
 
 EVENTS = "events.out.tfevents"
@@ -56,11 +50,11 @@ class TensorBoard(Logger):
         self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if scalars := collect_test_scalars(self._result):
+        if scalars := get_test_scalars(self._result):
             self._append(*self._scalars(scalars, len(self._result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:
-        values = collect_epoch_scalars(record, self._result)
+        values = get_epoch_scalars(record, self._result)
         self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
@@ -70,7 +64,7 @@ class TensorBoard(Logger):
     def _steps(self, record: EpochRecord, first: int = 1) -> Iterator[Event]:
         for values in record["steps"]:
             if values["step"] + 1 >= first:
-                yield from self._scalars(collect_step_scalars(values), values["step"] + 1, record["ended_at"])
+                yield from self._scalars(get_step_scalars(values), values["step"] + 1, record["ended_at"])
 
     def _scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
         """Yield an event for each value, so that a truncated file loses few values."""

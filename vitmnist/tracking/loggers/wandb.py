@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import (
-    LOGGERS,
-    Logger,
-    collect_epoch_scalars,
-    collect_step_scalars,
-    collect_test_scalars,
-)
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -66,14 +60,14 @@ class Wandb(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if scalars := collect_test_scalars(self._result):
+        if scalars := get_test_scalars(self._result):
             self._log({"epoch": len(self._result.epochs), **scalars})
         self._run.finish(exit_code=int(kind is not None))
 
     def add_epoch(self, record: EpochRecord) -> None:
         for values in record["steps"]:
-            self._log({"train_step/number": values["step"] + 1, **collect_step_scalars(values)})
-        self._log({"epoch": record["epoch"] + 1, **collect_epoch_scalars(record, self._result)})
+            self._log({"train_step/number": values["step"] + 1, **get_step_scalars(values)})
+        self._log({"epoch": record["epoch"] + 1, **get_epoch_scalars(record, self._result)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         logged = {f"visuals/{name}": self._wandb.Image(image) for name, image in images.items()}
