@@ -41,24 +41,11 @@ from vitmnist.tracking.log import log_bottleneck, log_early_stop, log_epoch, log
 from vitmnist.tracking.loggers import LOGGERS, parse_loggers
 from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result, record_outcome
+from vitmnist.training import setup
 from vitmnist.training.execution import Execution
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import AfterStep, Predictions, evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
-from vitmnist.training.setup import (
-    build_model,
-    check_batch_metrics,
-    check_batch_norm,
-    check_config,
-    check_eval_split,
-    check_loss,
-    check_model,
-    check_same_on_machines,
-    find_pretrained,
-    prepare_splits,
-    read_dataset,
-    resolve_dataset_options,
-)
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
 
@@ -94,7 +81,7 @@ class Trainer:
     def __init__(
         self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
     ) -> None:
-        self.config = config = resolve_dataset_options(config)
+        self.config = config = setup.resolve_dataset_options(config)
         self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.logger_configs = parse_loggers(config.logger)
@@ -174,7 +161,7 @@ class Trainer:
 
     def load_initial_weights(self) -> Mapping[str, Tensor] | None:
         """Load the weights that `init` or `model.weights` names; None if neither does."""
-        config, pretrained = self.config, find_pretrained(self.config)
+        config, pretrained = self.config, setup.find_pretrained(self.config)
         if config.init and pretrained:
             raise ConfigError("init and model.weights both name initial weights; set one of them to null")
         if config.init:
@@ -187,11 +174,11 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches."""
         config, world = self.config, self.world
-        check_config(config)
-        check_model(config, self.device)
-        dataset = prepare_splits(read_dataset(config, world), config)
-        check_eval_split(dataset, config)
-        check_same_on_machines(dataset, config, world)
+        setup.check_config(config)
+        setup.check_model(config, self.device)
+        dataset = setup.prepare_splits(setup.read_dataset(config, world), config)
+        setup.check_eval_split(dataset, config)
+        setup.check_same_on_machines(dataset, config, world)
         sampler = EpochSampler(
             len(dataset.train),
             config.batch_size,
@@ -209,11 +196,11 @@ class Trainer:
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
-        model = build_model(config, train.images.shape[1:], len(train.classes), device, weights)
+        model = setup.build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
-        check_loss(config.loss, train, preprocess.has_mixing)
+        setup.check_loss(config.loss, train, preprocess.has_mixing)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        check_batch_metrics(len(train.classes))
+        setup.check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
@@ -222,7 +209,7 @@ class Trainer:
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
-        check_batch_norm(step, train.images[:1].to(device), sampler)
+        setup.check_batch_norm(step, train.images[:1].to(device), sampler)
         return step
 
     def _resolve_step_options(self, batch_size: int, num_images: int) -> StepOptions:

@@ -29,15 +29,9 @@ from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.runtime import signals
 from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, lock_folder
-from vitmnist.runtime.signals import (
-    StopSignal,
-    create_interruption,
-    handle_signals,
-    list_handled_signals,
-    raise_interruption,
-)
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
 from vitmnist.tracking.resume import is_resumable, print_if_completed
@@ -49,7 +43,7 @@ log = logging.getLogger(__name__)
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop: StopSignal) -> None:
+def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop: signals.StopSignal) -> None:
     """Run the jobs of a sweep, and write a report at the end or when the sweep is stopped.
 
     Args:
@@ -67,7 +61,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
     assert composer
     # With joblib, jobs run in other processes, which are killed if this process raises an exception while it waits.
     is_parallel = str(hydra.launcher._target_).endswith("JoblibLauncher")
-    signals = list_handled_signals() if is_parallel else []
+    handled = signals.list_handled_signals() if is_parallel else []
     sweep_arguments = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
     resume_arguments = [*sweep_arguments, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     with (
@@ -75,7 +69,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
         results_in_message(folder, f"{format_command()} {shlex.join(resume_arguments)}"),
     ):
         try:
-            with handle_signals(raise_interruption, *signals):
+            with signals.handle_signals(signals.raise_interruption, *handled):
                 composer.multirun("config", job, overrides)
         except RunInterrupted:
             _write_report(folder)
@@ -124,7 +118,7 @@ def _is_search(hydra: Any) -> bool:
 class Job:
     """Trains the jobs of a sweep. Hydra calls it for each job, here or as a copy in a process of a launcher."""
 
-    def __init__(self, stop: StopSignal) -> None:
+    def __init__(self, stop: signals.StopSignal) -> None:
         self.stop = stop
         # The names of the folders of jobs that failed in this process, because some of them leave no record.
         self.failed: set[str] = set()
@@ -151,7 +145,7 @@ class Job:
         try:
             # The signal may have arrived too late to stop the previous job.
             if self.stop.reason:
-                raise create_interruption(self.stop.reason)
+                raise signals.create_interruption(self.stop.reason)
             config = validate(Config, composed)
             # A search does not repeat a failed trial, which counts as a trial.
             if _is_search(hydra) and read_run(folder).result.status == "failed":

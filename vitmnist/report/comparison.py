@@ -15,7 +15,7 @@ from typing import Any
 
 from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
-from vitmnist.report.statistics import MIN_ROUNDS, ConfidenceInterval, PairwiseComparison
+from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
 from vitmnist.tracking.runs import Run
 
@@ -139,36 +139,29 @@ class Comparison:
         return sorted((row for row in self.rows if row.rounds), key=lambda row: row.median_s)
 
     @cached_property
-    def _times(self) -> dict[ReportRow, dict[str, float]]:
-        """The seconds per epoch of each timed row by round."""
+    def _ratios(self) -> PairwiseComparison[ReportRow]:
         # Runs of several seeds in a round share the state of the machine, so they count as one.
         rounds = {row: row.rounds.items() for row in self.timed_rows}
-        return {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
-
-    @cached_property
-    def _ratios(self) -> PairwiseComparison[ReportRow]:
-        return PairwiseComparison(self._times, as_ratios=True)
+        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
+        return PairwiseComparison(times, as_ratios=True)
 
     @cached_property
     def time_groups(self) -> dict[str, list[ReportRow]]:
-        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders.
-
-        Rows with enough rounds come first, in the order of their times in the rounds that all of them have.
-        """
+        """The timed rows to compare, fastest first, by setting; under an empty name if no setting has two loaders."""
         groups: dict[str, list[ReportRow]] = defaultdict(list)
         for row in self.sorted_rows:
             if row.rounds:
                 groups[row.label_without_loader].append(row)
         if all(len(rows) == 1 for rows in groups.values()):
-            groups = defaultdict(list, {"": self.timed_rows})
-        for rows in groups.values():
-            rounds = [set(row.rounds) for row in rows if len(row.rounds) >= MIN_ROUNDS]
-            common = set.intersection(*rounds) if rounds else set()
-            medians = {
-                row: median(self._times[row][name] for name in common & row.rounds.keys() or row.rounds) for row in rows
-            }
-            rows.sort(key=lambda row: (len(row.rounds) < MIN_ROUNDS, medians[row]))
-        return dict(groups)
+            groups = defaultdict(list, {"": self.timed_rows} if groups else {})
+        return {setting: self._rank(rows) for setting, rows in groups.items()}
+
+    def _rank(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
+        """Sort by the times in common rounds, and rows with too few of them last; `rows` is sorted by `median_s`."""
+        reference = max(rows, key=lambda row: len(row.rounds))
+        ratios = {row: self._ratios.compare(row, reference) for row in rows}
+        means = {row: ratio.mean if ratio else math.inf for row, ratio in ratios.items()} | {reference: 1.0}
+        return sorted(rows, key=means.__getitem__)
 
     @cached_property
     def baselines(self) -> dict[ReportRow, ReportRow]:

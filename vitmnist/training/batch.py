@@ -73,6 +73,5 @@ def load_batches(
     sampler = loader.sampler
     loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
     for (index, (images, loaded_labels)), keys in zip(loaded_batches, random_keys, strict=False):
-        is_padding = sampler.num_rank_images(index) == 0
-        labels = torch.full_like(loaded_labels, IGNORED) if is_padding else loaded_labels
+        labels = loaded_labels if sampler.num_rank_images(index) else torch.full_like(loaded_labels, IGNORED)
         yield Batch(images, labels, sampler.num_images(index), keys)
