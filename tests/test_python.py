@@ -302,6 +302,7 @@ assert len(vitmnist.load_model("cut").classes) == 10
 """
 
 
+@pytest.mark.slow
 def test_the_documented_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_mnist_like(tmp_path / "KMNIST" / "raw", 200, 20)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))

@@ -1,13 +1,11 @@
 """The commands in the README and in `docs/` work as they stand, and the training loop of the README learns."""
 
-import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from torchvision import datasets as torchvision_datasets
 
-from tests.conftest import Train
+from tests.conftest import CallHere, Train
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
 from tests.support.processes import TrainProcess, run_python
@@ -60,17 +58,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [arguments for arguments in commands("vitmnist") if arguments[0] != "diagnose" and "onnx" not in arguments],
     ids=" ".join,
 )
-def test_documented_commands_on_a_trained_run_work(
-    arguments: list[str], trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_documented_commands_on_a_trained_run_work(arguments: list[str], trained: Path, call_here: CallHere) -> None:
     (run,) = trained.glob("outputs/runs/*/*")
-    monkeypatch.chdir(trained)
     typed = [str(run) if argument == "RUN" else argument for argument in arguments]
-    monkeypatch.setattr(sys, "argv", ["vitmnist", *typed])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    with suppress(SystemExit):
-        main()
-    assert capsys.readouterr().out  # nothing but the reason, on stderr, if it failed
+    ended = call_here(main, *typed, folder=trained)
+    assert (ended.returncode, bool(ended.stdout)) == (0, True), ended.stderr
 
 
 def test_tensorboard_shows_a_run(trained: Path) -> None:

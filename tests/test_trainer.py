@@ -128,9 +128,9 @@ def test_a_run_resumed_with_another_number_of_threads_warns(
 class Tied(nn.Module):
     """A model with two names for one weight."""
 
-    def __init__(self, options: CNNOptions, shape: tuple[int, ...], classes: int) -> None:
+    def __init__(self, options: CNNOptions, shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__()
-        self.encoder, self.decoder, self.head = nn.Linear(784, 784), nn.Linear(784, 784), nn.Linear(784, classes)
+        self.encoder, self.decoder, self.head = nn.Linear(784, 784), nn.Linear(784, 784), nn.Linear(784, num_classes)
         self.decoder.weight = self.encoder.weight
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -68,6 +68,7 @@ def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str
         assert f"{best['best_value']:.2f}" in text
 
 
+@pytest.mark.slow
 def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:
     search = [*TYPED, *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4"]
     assert "of 4 jobs failed" in refuse(*search)

@@ -87,7 +87,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
 def test_the_gpu_computes_the_transformer_of_the_cpu(side: int, cuda: torch.device) -> None:
     """Attention uses different kernels for few and for many tokens, on each device."""
     torch.manual_seed(0)
-    model, images = ViT(ViTOptions(), (1, side, side), classes=10), torch.randn(3, 1, side, side)
+    model, images = ViT(ViTOptions(), (1, side, side), num_classes=10), torch.randn(3, 1, side, side)
     expected = model(images)
     torch.testing.assert_close(model.to(cuda)(images.to(cuda)).cpu(), expected, rtol=1e-4, atol=1e-4)
 

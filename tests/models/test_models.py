@@ -60,7 +60,7 @@ def reference_vit(model: ViT, options: ViTOptions, images: Tensor) -> Tensor:
 def test_vit_equals_the_formulas_of_the_articles(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
     options = ViTOptions()
-    model = ViT(options, shape, classes=10).double()
+    model = ViT(options, shape, num_classes=10).double()
     images = torch.randn(3, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(images), reference_vit(model, options, images), rtol=1e-10, atol=1e-10)
     if shape == (1, 28, 28):
@@ -72,7 +72,7 @@ def test_a_model_has_an_output_for_each_class(
     outputs: int, quick: list[str], refuse: Printed, add_members: AddMembers
 ) -> None:
     """With more outputs, the model would train and predict classes that do not exist."""
-    wrong = (CNNOptions, lambda options, shape, classes: CNN(options, shape, outputs))
+    wrong = (CNNOptions, lambda options, shape, num_classes: CNN(options, shape, outputs))
     add_members(MODELS, cnn=wrong)
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
@@ -92,9 +92,9 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize(
     ("build", "sweep"),
     [
-        (lambda options, shape, classes: options.missing, ()),
+        (lambda options, shape, num_classes: options.missing, ()),
         (lambda *args: Wrapped(CNN(*args), lambda logits: logits.missing), ()),
-        (lambda options, shape, classes: options.missing, ("-m", "seed=1")),
+        (lambda options, shape, num_classes: options.missing, ("-m", "seed=1")),
     ],
     ids=["constructor", "forward", "sweep"],
 )

@@ -20,16 +20,19 @@ from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import fit_weights
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.training.fine_tuning import find_layers, load_pretrained_weights, scale_learning_rates
+from vitmnist.training.fine_tuning import find_layers, load_pretrained, scale_learning_rates
 
 pytestmark = pytest.mark.skipif(not find_spec("timm"), reason="timm is not installed")
 SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}
 
 
-def build(library: str, architecture: str, shape: tuple[int, int, int], classes: int = 1000) -> Any:
-    return MODELS.build(MODELS.with_defaults({"name": library, "architecture": architecture}), shape, classes).eval()
+def build(library: str, architecture: str, shape: tuple[int, int, int], num_classes: int = 1000) -> Any:
+    return MODELS.build(
+        MODELS.with_defaults({"name": library, "architecture": architecture}), shape, num_classes
+    ).eval()
 
 
+@pytest.mark.slow
 def test_a_run_reads_the_weights_once_and_a_stopped_one_ends_as_an_uninterrupted_one(
     quick: list[str], tmp_path: Path, succeed: Printed, output_of: Printed, train_here: Train
 ) -> None:
@@ -60,23 +63,23 @@ def test_a_grey_image_gives_the_same_logits_and_only_a_head_of_other_classes_kee
     images = torch.randn(2, 1, 160, 160)
     for channels in (1, 2):
         model = build(library, architecture, (channels, 160, 160))
-        load_pretrained_weights(model, source.state_dict(), [], 1000)
+        load_pretrained(model, source.state_dict(), [], 1000)
         expected = source(images.expand(-1, 3, -1, -1))
         torch.testing.assert_close(model(images.expand(-1, channels, -1, -1)), expected, rtol=1e-3, atol=1e-3)
-    model = build(library, architecture, (3, 160, 160), classes=10)
+    model = build(library, architecture, (3, 160, 160), num_classes=10)
     fitted, head = fit_weights(source.state_dict(), model, 10)
     assert [len(model.state_dict()[name]) for name in head] == [10, 10]
     wrong = {name: value for name, value in fitted.items() if name != next(iter(fitted))}
     with pytest.raises(ConfigError, match=r"model\.weights: the weights do not fit this model: .*missing in model\.w"):
-        load_pretrained_weights(model, wrong, [], 10)
+        load_pretrained(model, wrong, [], 10)
 
 
 def test_position_embeddings_are_resized() -> None:
     small, large = (torchvision.models.VisionTransformer(size, 16, 1, 2, 8, 8) for size in (32, 64))
-    load_pretrained_weights(small, large.state_dict(), [], 1000)
+    load_pretrained(small, large.state_dict(), [], 1000)
     assert torch.equal(small.conv_proj.weight, large.conv_proj.weight)
     source = build("timm", "test_vit", (3, 160, 160)).state_dict()
-    load_pretrained_weights(build("timm", "test_vit", (1, 32, 32), 5), source, [], 5)
+    load_pretrained(build("timm", "test_vit", (1, 32, 32), 5), source, [], 5)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_names_in_old_files_of_torchvision_are_replaced(model: nn.Module, old_na
     for new, old_name in old_names.items():
         old = {re.sub(rf"(layer_?\d+\.){re.escape(new)}", rf"\1{old_name}", name): old[name] for name in old}
     assert not old.keys() <= state.keys()
-    load_pretrained_weights(model, old, [], 1000)
+    load_pretrained(model, old, [], 1000)
     assert all(value.eq(1).all() for name, value in model.state_dict().items() if "num_batches" not in name)
 
 

@@ -19,6 +19,7 @@ CTRL_BREAK = signal.SIGUSR2
 """The signal of Linux that stands for Ctrl-Break."""
 
 
+@pytest.mark.slow
 def test_a_run_is_stopped_saved_and_resumed(
     windows: StartOnWindows, quick: list[str], succeed: Printed, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_each_start_is_a_run_of_wandb_in_the_folder_of_the_run(quick: list[str],
     assert len(result_of(tmp_path / "run")["epochs"]) == 3
 
 
+@pytest.mark.slow
 def test_each_start_is_a_run_of_mlflow_with_all_epochs(
     quick: list[str],
     train_here: Train,

@@ -31,8 +31,8 @@ STILL = "optimizer.lr=1e-30"
 FROZEN = ("lr_scale={*:0.1,features.0.*:0}", "optimizer=adamw", "ema_decay=0.9", "trainer.clip_norm=1")
 
 
-def make_cnn(width: int = 4, classes: int = 10) -> CNN:
-    return CNN(CNNOptions(width), (1, 28, 28), classes)
+def make_cnn(width: int = 4, num_classes: int = 10) -> CNN:
+    return CNN(CNNOptions(width), (1, 28, 28), num_classes)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
 
 
 def test_weights_that_differ_are_listed_unless_init_skip_names_them() -> None:
-    model, state = make_cnn(), make_cnn(classes=3).state_dict() | {"extra": torch.ones(2)}
+    model, state = make_cnn(), make_cnn(num_classes=3).state_dict() | {"extra": torch.ones(2)}
     del state["features.0.bias"]
     with pytest.raises(ConfigError) as refused:
         load_initial_weights(model, state, ["head.weight"])
@@ -156,11 +156,11 @@ def test_ranks_fine_tune_as_one_process_does(
 class Tuned(nn.Module):
     """A timm network with a custom head."""
 
-    def __init__(self, options: NoOptions, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, options: NoOptions, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         timm = pytest.importorskip("timm")
         self.backbone = timm.create_model("test_resnet", num_classes=0, in_chans=shape[0])
-        self.head = nn.Linear(self.backbone.num_features, classes)
+        self.head = nn.Linear(self.backbone.num_features, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.backbone(images))

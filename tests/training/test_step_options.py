@@ -108,8 +108,8 @@ def test_a_gpu_adds_up_in_one_order(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused(
     quick: list[str], train_here: Train, add_members: AddMembers
 ) -> None:
-    def build(options: CNNOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, classes))
+    def build(options: CNNOptions, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, num_classes))
 
     add_members(MODELS, cnn=(CNNOptions, build))
     # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
@@ -141,7 +141,7 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
-@MODELS.temporarily(cnn=(CNNOptions, lambda options, shape, classes: Branching(784, classes)))
+@MODELS.temporarily(cnn=(CNNOptions, lambda options, shape, num_classes: Branching(784, num_classes)))
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,7 @@ def main() -> None:
             resources.enter_context(results_in_message(run.folder, command))
             configure_log(hydra_values.job_logging, hydra_values.verbose)
         else:
+            run.folder.mkdir(parents=True, exist_ok=True)  # It can be missing on another machine.
             file = run.folder / f"rank-{world.rank}.log"
             logging.basicConfig(filename=file, encoding="utf-8", format=TIMED_FORMAT, level=logging.INFO, force=True)
         train_run(import_trainer(), run, stop, world)

@@ -83,15 +83,15 @@ class TrainerConfig:
 class CheckpointConfig:
     """`checkpoint`: how often a run is saved, in addition to its end and a stop."""
 
-    min_interval_s: float | None = config_field(at_least=0)
-    every_minutes: float | None = config_field(above=0)
+    min_interval_s: float | None = config_field(at_least=0, affects="execution")
+    every_minutes: float | None = config_field(above=0, affects="execution")
 
 
 @dataclass
 class LogConfig:
     """`log`: how often step metrics and images are logged."""
 
-    every_steps: int | None = config_field(at_least=1)
+    every_steps: int | None = config_field(at_least=1, affects="execution")
     images_every_epochs: int | None = config_field(at_least=1)
     per_class: bool = config_field(False)
 

@@ -1,4 +1,4 @@
-"""The registry of models. Each module in this folder registers a model, built with (options, image shape, classes)."""
+"""The registry of models. Each module here registers a model, built with (options, image shape, num_classes)."""
 
 from dataclasses import dataclass
 

@@ -21,10 +21,10 @@ class CNN(nn.Module):
 
     Args:
         shape: channels, height and width of an image.
-        classes: number of logits.
+        num_classes: number of logits.
     """
 
-    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, options: CNNOptions, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         channels, height, width = shape
         self.features = nn.Sequential(
@@ -36,7 +36,7 @@ class CNN(nn.Module):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
-        self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), classes)
+        self.head = nn.Linear(2 * options.width * (height // 4) * (width // 4), num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map float32 `[B, C, H, W]` to logits `[B, classes]`."""

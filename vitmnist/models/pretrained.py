@@ -42,7 +42,7 @@ class TorchvisionOptions(PretrainedOptions):
 
 
 @MODELS.register("torchvision", TorchvisionOptions)
-def build_torchvision(options: TorchvisionOptions, shape: tuple[int, int, int], classes: int) -> Any:
+def build_torchvision(options: TorchvisionOptions, shape: tuple[int, int, int], num_classes: int) -> Any:
     """Build a network for images of `shape`; raises `ConfigError` if torchvision has no such model."""
     from torchvision import models
 
@@ -50,7 +50,7 @@ def build_torchvision(options: TorchvisionOptions, shape: tuple[int, int, int], 
     if name not in known:
         raise ConfigError(f"model.architecture={name}: {suggest_names(name, known)}")
     sizes: dict[str, Any] = {"vit": {"image_size": shape[1]}, "maxvit": {"input_size": shape[1:]}}
-    model = models.get_model(name, num_classes=classes, **sizes.get(name.partition("_")[0], {}))
+    model = models.get_model(name, num_classes=num_classes, **sizes.get(name.partition("_")[0], {}))
     if shape[0] != 3:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
         stem.in_channels, stem.weight = shape[0], nn.Parameter(sum_channels(stem.weight.detach(), shape[0]))
@@ -77,7 +77,7 @@ class TimmOptions(TorchvisionOptions):
 
 
 @MODELS.register("timm", TimmOptions)
-def build_timm(options: TimmOptions, shape: tuple[int, int, int], classes: int) -> nn.Module:
+def build_timm(options: TimmOptions, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Build a model for images of `shape`; raises `ConfigError` if timm has no such model, or it has no `drop_path`."""
     if find_spec("timm") is None:
         raise MissingExtraError("timm", "timm")
@@ -89,7 +89,7 @@ def build_timm(options: TimmOptions, shape: tuple[int, int, int], classes: int) 
         raise ConfigError(f"model.architecture={name}: timm has no such model; timm.list_models() returns all names")
     while True:
         try:
-            return timm.create_model(name, in_chans=shape[0], num_classes=classes, **arguments)
+            return timm.create_model(name, in_chans=shape[0], num_classes=num_classes, **arguments)
         except TypeError as error:  # Most convolutional networks take any size, and have no argument for it.
             if "drop_path_rate" in str(error):
                 raise ConfigError(f"model.drop_path={options.drop_path}: {name} has none; set it to 0") from error
@@ -102,7 +102,7 @@ def sum_channels(weight: Tensor, channels: int) -> Tensor:
     return weight.sum(dim=1, keepdim=True).repeat(1, channels, 1, 1) / channels
 
 
-def fit_weights(weights: Weights, model: Any, classes: int) -> tuple[Weights, list[str]]:
+def fit_weights(weights: Weights, model: Any, num_classes: int) -> tuple[Weights, list[str]]:
     """Fit weights to the size and channels of the model's images; also return the names of a head for other classes."""
     module, head = inspect.getmodule(type(model)), []
     for old, new in OLD_NAMES.items():
@@ -118,6 +118,6 @@ def fit_weights(weights: Weights, model: Any, classes: int) -> tuple[Weights, li
         shape = weights[name].shape if name in weights else value.shape
         if name == stem and shape[1] != value.shape[1]:
             weights[name] = sum_channels(weights[name], value.shape[1])
-        elif shape[1:] == value.shape[1:] and shape[:1] != value.shape[:1] == (classes,):
+        elif shape[1:] == value.shape[1:] and shape[:1] != value.shape[:1] == (num_classes,):
             head.append(name)
     return weights, head

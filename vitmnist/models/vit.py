@@ -90,7 +90,7 @@ class ViT(nn.Module):
 
     Args:
         shape: channels, height and width of an image.
-        classes: number of logits.
+        num_classes: number of logits.
 
     Raises:
         ConfigError: the patches do not tile the image.
@@ -100,7 +100,7 @@ class ViT(nn.Module):
     """Parameters that have several dimensions but are not weights of a matrix product; see `make_decay_groups`."""
     layer_pattern = r"blocks\.\d+"
 
-    def __init__(self, options: ViTOptions, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, options: ViTOptions, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
         channels, height, width = shape
         self.patch = options.patch_size
@@ -116,7 +116,7 @@ class ViT(nn.Module):
         self.positions = nn.Parameter(torch.randn(1, patches + 1, options.dim))
         self.blocks = nn.ModuleList(Block(options) for _ in range(options.depth))
         self.head = nn.Sequential(
-            nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, classes)
+            nn.Linear(options.dim, options.mlp_dim), nn.GELU(), nn.Linear(options.mlp_dim, num_classes)
         )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ def from_dataloader(
 
     A sample is random if reading it uses a random generator, unless the sample seeds the generator. All samples are
     checked while they are decoded. The module `secrets` and generators that are created for each sample, such as
-    `default_rng()`, are not detected. Later changes of the transforms are an error. Later changes of the data are not
-    detected.
+    `default_rng()`, are not detected. Later changes of the transforms are an error if their `repr` or an attribute that
+    is a number, a flag or a string shows them. Later changes of the data are not detected.
 
     Args:
         loader: where the samples are stored. ram: in memory. cache: in a memory-mapped file. auto: ram, or cache if

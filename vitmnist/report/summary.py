@@ -122,8 +122,8 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
     names = {row: row.loader if has_loaders else row.label for row in rows}
-    title = f"Lowest time at {setting}" if setting else "Lowest time"
     ratios = {row: comparison.ratio(row) for row in others}
+    title = f"Lowest time{' of those compared' * (None in ratios.values())}{f' at {setting}' if setting else ''}"
     answer = [f"{title}: {names[best]}, {_format_time(best.epoch_s)}."]
     slower = [f"{names[row]} takes {ratio}" for row, ratio in ratios.items() if ratio and ratio.is_clear]
     if slower and has_loaders:

@@ -21,9 +21,9 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 """Prefixes that DataParallel, `torch.compile`, Lightning and other wrappers add to the names of weights."""
 
 
-def load_pretrained_weights(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], classes: int) -> None:
+def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], num_classes: int) -> None:
     """Load the weights of `model.weights`, fitted to the images and classes; raises `ConfigError` as `init` does."""
-    fitted, head = fit_weights({**_rename_weights(weights, model)}, model, classes)
+    fitted, head = fit_weights({**_rename_weights(weights, model)}, model, num_classes)
     load_initial_weights(model, fitted, [*skip, *head], "model.weights")
 
 

@@ -114,10 +114,10 @@ class Predictions:
     confidence: Tensor
     labels: Tensor
 
-    def confusion_matrix(self, classes: int) -> Tensor:
+    def confusion_matrix(self, num_classes: int) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
-        pairs = self.labels * classes + self.predicted
-        return torch.bincount(pairs, minlength=classes * classes).view(classes, classes).cpu()
+        pairs = self.labels * num_classes + self.predicted
+        return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes).cpu()
 
     def mistakes(self) -> list[int]:
         """Return the indices of the misclassified images, the most confident first."""

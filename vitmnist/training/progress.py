@@ -53,10 +53,7 @@ class EpochProgress:
         return self.accumulator.num_batches
 
     def record_step(self, step: TrainStep, sums: Sums) -> None:
-        """Store a step before its update: the sums of its batch, its learning rate and, if logged, its gradient norm.
-
-        This does not wait for the device.
-        """
+        """Store a step before its update, without waiting for the device: sums, rate and, if logged, gradient norm."""
         index = self.num_batches
         self.accumulator.update(sums)
         self._lrs.append(step.lr)

@@ -25,7 +25,7 @@ from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
-from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained_weights
+from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained
 from vitmnist.training.step import TrainStep
 
 
@@ -48,7 +48,7 @@ def check_model(config: Config, device: torch.device) -> None:
     """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
     _, options = DATASETS.resolve(config.data.dataset)
     if options.shape:  # The number of classes is unknown before the data is read; use two.
-        build_model(config, options.shape, classes=2, device=device, weights=None)
+        build_model(config, options.shape, num_classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
@@ -90,20 +90,20 @@ def check_same_on_machines(dataset: Dataset, config: Config, world: World) -> No
 
 
 def build_model(
-    config: Config, image_shape: Sequence[int], classes: int, device: torch.device, weights: Mapping[str, Tensor] | None
+    config: Config, shape: Sequence[int], num_classes: int, device: torch.device, weights: Mapping[str, Tensor] | None
 ) -> nn.Module:
     """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
-    channels, height, width = image_shape
-    shape = channels, *get_input_size(config.data, height, width)
+    channels, height, width = shape
+    input_shape = channels, *get_input_size(config.data, height, width)
     torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
     name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
     try:
-        model = MODELS.build(config.model, shape, classes)
+        model = MODELS.build(config.model, input_shape, num_classes)
         if weights is not None and find_pretrained(config):
-            load_pretrained_weights(model, weights, config.init_skip, classes)
+            load_pretrained(model, weights, config.init_skip, num_classes)
         elif weights is not None:
             load_initial_weights(model, weights, config.init_skip)
-        _check_outputs(name, model.to(device), torch.zeros(2, *shape, device=device), classes)
+        _check_outputs(name, model.to(device), torch.zeros(2, *input_shape, device=device), num_classes)
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:
         if (failure := classify_error(error)).cause:
@@ -111,7 +111,7 @@ def build_model(
         if failure.is_user_error:
             raise ConfigError(f"model={name}: {failure.message}") from error
         raise ConfigError(
-            f"model={name}: fails on images {list(shape)}: {format_error(error).rstrip('.')}; set "
+            f"model={name}: fails on images {list(input_shape)}: {format_error(error).rstrip('.')}; set "
             "data.dataset.size or data.crop_size to a size that the model takes, or choose another model "
             "(HYDRA_FULL_ERROR=1 shows the traceback)"
         ) from error
@@ -124,16 +124,16 @@ def find_pretrained(config: Config) -> PretrainedOptions | None:
     return options if isinstance(options, PretrainedOptions) and options.weights else None
 
 
-def _check_outputs(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
+def _check_outputs(name: str, model: nn.Module, images: Tensor, num_classes: int) -> None:
     """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error."""
     with torch.no_grad():
         logits = model.eval()(images)  # In evaluation mode, no state changes.
     model.train()
-    if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+    if not isinstance(logits, Tensor) or logits.shape != (len(images), num_classes):
         shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
-            f"model={name}: it returned {shown} for {len(images)} images of {classes} classes; it must return logits "
-            f"[{len(images)}, {classes}]"
+            f"model={name}: it returned {shown} for {len(images)} images of {num_classes} classes; it must return "
+            f"logits [{len(images)}, {num_classes}]"
         )
 
 
