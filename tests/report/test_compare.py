@@ -58,7 +58,7 @@ def test_of_runs_with_equal_seeds_the_first_counts(tmp_path: Path) -> None:
         run(tmp_path / str(index), config={"seed": seed}, epochs=[epoch(1.0, eval_acc=accuracy)] * 2)
     (row,) = the_only(tmp_path).rows
     assert row.quality_by_seed("eval_acc") == {"seed=1": 80.0, "seed=2": 90.0, "seed=3": 90.0}
-    assert "Its best run: 2\n" in write_report([tmp_path], tmp_path), "the first of equal ones"
+    assert "Best run: 2\n" in write_report([tmp_path], tmp_path), "the first of equal ones"
 
 
 def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path) -> None:

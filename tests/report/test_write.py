@@ -50,31 +50,31 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     command = {"task": ["model=vit", "model.depth=0,1"], "hydra": []}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
     text = write_report([tmp_path], tmp_path)
-    assert "Test accuracy: 90.00% in each configuration. Its best run: 0-a b\n" in text
+    assert "Test accuracy: 90.00% in each configuration. Best run: 0-a b\n" in text
     page = (tmp_path / "report.html").read_text()
     parts = [
         *(f"<title>Report on {tmp_path.as_posix()}</title>", f"<h1>Report on {tmp_path.as_posix()}</h1>"),
         *("<code>python train.py -m model=vit model.depth=0,1</code>", "2026-03-04 05:06, Some CPU, here, mnist"),
-        'Its best run: <a href="0-a%20b">0-a b</a>',
+        'Best run: <a href="0-a%20b">0-a b</a>',
         *('alt="Seconds per epoch"', "<table>", '<a href="1-a%20b">1-a b</a></td>'),
         *("<details>\n<summary>Machine, software and data</summary>", "2.15.0", "<summary>How to read this report"),
     ]
     places = [page.find(part) for part in parts]
     assert -1 not in places, parts[places.index(-1)]
     assert places == sorted(places)
-    assert "Its best run: ../0-a b\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
+    assert "Best run: ../0-a b\n" in write_report([tmp_path / "0-a b"], tmp_path / "0-a b")
 
 
 def test_a_failed_run_is_never_the_best(tmp_path: Path) -> None:
     """Neither run is timed, because they overlapped; the failed one had faster epochs."""
     for loader, seconds, status in (("ram", 0.5, "failed"), ("disk", 1.0, "completed")):
         run(tmp_path / loader, loader, times=(seconds, seconds), status=status, began_at=1000.0, ended_at=1020.0)
-    assert "Its best run: disk\n" in write_report([tmp_path], tmp_path)
+    assert "Best run: disk\n" in write_report([tmp_path], tmp_path)
 
 
 def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:
     run(tmp_path / "0", epochs=[])
-    assert "Its best run" not in write_report([tmp_path], tmp_path)
+    assert "Best run" not in write_report([tmp_path], tmp_path)
     assert not (tmp_path / "report.png").exists()
     assert "report.png" not in (tmp_path / "report.html").read_text() + (tmp_path / "report.md").read_text()
 

@@ -31,6 +31,7 @@ class EpochMetric(Metric):
         return 1 if self.direction == "max" else -1
 
     def format(self, value: float) -> str:
+        """Format a value with its decimal places, by default four, and a percent sign."""
         digits = 4 if self.digits is None else self.digits
         return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
 

@@ -91,7 +91,8 @@ def _format_section(
     first, *others = map(clean, summarize_comparison(comparison))
     if comparison.quality_by_seed:
         best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
-        first += f" Its best run: {link(_relative_folder(comparison.best_run(best), output))}"
+        name = "Its best run" if comparison.quality_differs else "Best run"
+        first += f" {name}: {link(_relative_folder(comparison.best_run(best), output))}"
     ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
     about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
