@@ -123,7 +123,7 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
         setting = row.label_without_loader
         lines += [setting, row] if has_headings and setting not in lines else [row]
     is_compared = any(map(comparison.ratio, rows))
-    # Grey bars and the title say that the differences may be noise.
+    # Grey bars and the label below them say that the differences may be noise.
     colour = BLUE if is_compared or len(rows) == 1 else GREY
     shown = [name for name in PHASES if name != "waiting" or any(map(_waiting_s, rows))]
     legend = [Patch(label=name, facecolor=colour, edgecolor=colour, **PHASES[name]) for name in shown]
@@ -138,10 +138,10 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
             _label_row(axes, position, line.loader if has_headings else line.label or "all runs", time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
-    notes = ["whiskers: range"] if any(row.epoch_s and row.epoch_s.n > 1 for row in rows) else []
-    if is_compared:
-        notes.append(f"×: to the fastest{' of its setting' * has_headings}")
-    axes.set_xlabel("; ".join(notes or ["one round"]) + "; not compared" * (colour == GREY), loc="left")
+    has_ranges, is_timed = any(row.epoch_s and row.epoch_s.n > 1 for row in rows), any(row.rounds for row in rows)
+    keys = ["whiskers: range"] * has_ranges or ["one round"] * is_timed  # Runs that overlapped have no rounds.
+    keys += [f"×: to the fastest{' of its setting' * has_headings}"] * is_compared + ["not compared"] * (colour == GREY)
+    axes.set_xlabel("; ".join(keys), loc="left")
     return figure
 
 
