@@ -1,48 +1,152 @@
-"""Records each completed epoch of a run."""
+"""Records a run: fills in its `Result`, and writes it."""
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL.Image import Image
 
-from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError
+from vitmnist.checkpoint import storage
+from vitmnist.config.schema import Config, to_json_values
+from vitmnist.data.datasets.base import Dataset
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
+from vitmnist.loaders.auto import LoaderSelection
+from vitmnist.loaders.base import Loader
 from vitmnist.metrics.classification import compute_class_metrics
-from vitmnist.metrics.epoch_record import EpochRecord, check_metrics
-from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S, EpochMetric
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
+from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
+from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
-from vitmnist.tracking.environment import measure_peak_memory
-from vitmnist.tracking.loggers import Logger
+from vitmnist.tracking.environment import describe_environment, measure_peak_memory, reset_peak_memory
+from vitmnist.tracking.log import log_early_stop, log_epoch, log_setup, log_test
+from vitmnist.tracking.loggers import LOGGERS, Logger, parse_loggers
 from vitmnist.tracking.result import Result
-from vitmnist.training.loop import Predictions
+from vitmnist.training.loop import EvalPass
 from vitmnist.training.progress import EpochProgress
+from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
+
+DrawImages = Callable[[int], Mapping[str, Image]]
+"""Draws images for the loggers from the predictions of an epoch; takes the index of the epoch."""
 
 
-@dataclass(eq=False)
 class RunRecorder:
-    """Records the epochs of a run: in its result, in `epochs.csv` and with its loggers. Only rank 0 has loggers."""
+    """Fills in the result of a run; rank 0 writes `result.json`, `epochs.csv` and the log, and sends it to the loggers.
 
-    config: Config
-    result: Result
-    world: World
-    device: torch.device
-    monitored: EpochMetric
-    classes: Sequence[str]
-    loggers: list[Logger]
-    draw_images: Callable[[Predictions, int], Mapping[str, Image]]
-    """Draws images for the loggers from the predictions and the index of an epoch."""
-    is_first_of_start: bool = True
-    """True until the first epoch of this process has ended."""
+    `Trainer.fit` calls the methods in the order of their definition.
+
+    Args:
+        overrides: the command-line overrides, for the record only.
+        monitor: chooses the best epoch.
+
+    Raises:
+        ConfigError: a logger is unknown.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, overrides: list[str], monitor: Monitor, device: torch.device, world: World
+    ) -> None:
+        self.config, self.folder, self.monitor, self.device, self.world = config, folder, monitor, device, world
+        self.result = Result(
+            folder=folder,
+            overrides=overrides,
+            config=to_json_values(config),
+            device=str(device),
+            distributed={"ranks": world.size} if world.size > 1 else None,
+        )
+        self._logger_configs = parse_loggers(config.logger)
+        self._loggers: list[Logger] = []
+        """The open loggers, on rank 0 only."""
+        self._is_first_of_start = True
+        """True until the first epoch of this process has ended."""
+
+    @contextmanager
+    def record_outcome(self, stop: StopSignal) -> Iterator[None]:
+        """Write how the block ends to `result.json`."""
+        try:
+            yield
+        except BaseException as raised:
+            error = self.world.find_first_failure(raised)
+            if stop.reason and classify_error(error).cause == "worker":
+                # The signal that stops the run has also stopped its workers.
+                error = create_interruption(stop.reason)
+            self._record_failure(error)
+            if error is raised:
+                raise
+            raise error from raised
+        self.world.disconnect()
+        self.result.status = "completed"
+        if self.world.is_main:
+            self.result.write()
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Record why a run did not complete, unless it was refused before training."""
+        result, failure = self.result, classify_error(error)
+        has_begun = result.setup_s is not None
+        if failure.status == "interrupted" and has_begun:
+            self.world.disconnect()
+        is_refused = isinstance(error, ConfigError | DataError | PeerError)
+        if not has_begun and (is_refused or self.config.resume):
+            return
+        result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
+        try:
+            if self.world.is_main:
+                result.write()
+        except OSError as write_error:
+            # Only log this error: it must not hide the error that ended the run.
+            log.warning("cannot write the records: %s", classify_error(write_error).message)
+
+    def continue_from(self, epochs: list[EpochRecord]) -> None:
+        """Continue the record of a resumed run after the epochs of its checkpoint."""
+        self.result.epochs, self.result.resumed = epochs, True
+
+    def record_selection(self, selection: LoaderSelection) -> None:
+        """Record and log which loader `auto` selected."""
+        self.result.auto = asdict(selection)
+        log.info("expected time per loader\n%s", selection.format_table())
+
+    def record_setup(self, dataset: Dataset, step: TrainStep, train_loader: Loader) -> None:
+        """Record and log the dataset, the selected loader, the options of the step and the environment."""
+        result, world = self.result, self.world
+        result.loader = dict(train_loader.resolved_options)
+        result.eval_split = dataset.eval_split_name
+        result.trainer = asdict(step.execution.options)
+        result.compile_s = step.execution.compile_s or None
+        result.dataset = {
+            "name": dataset.name,
+            **{f"{name}_size": len(split) for name, split in dataset.splits.items()},
+            "skipped": dataset.skipped,
+            "sha256": world.broadcast_object(lambda: dataset.sha256),
+            "division": dataset.division,
+        }
+        result.environment = describe_environment(self.device) if world.is_main else None
+        log_setup(self.config, result, dataset, step, train_loader, world)
+
+    @contextmanager
+    def open_loggers(self) -> Iterator[None]:
+        """Remove records newer than the checkpoint, and open the loggers for the block, in which the run trains."""
+        reset_peak_memory(self.device)  # The peak excludes the set-up.
+        with ExitStack() as stack:
+            if self.world.is_main:
+                for config in self._logger_configs:
+                    self._loggers.append(stack.enter_context(LOGGERS.build(config, self.folder, self.result)))
+                self.result.write_config()
+                self.result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
+                # A process that is killed while it writes leaves a temporary file.
+                for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
+                    for path in self.folder.glob(pattern):
+                        path.unlink()
+            self.result.setup_s = time.time() - self.result.began_at - (self.result.compile_s or 0.0)
+            yield
 
     def add_epoch(
-        self,
-        progress: EpochProgress,
-        train_metrics: Mapping[str, Any],
-        eval_metrics: Mapping[str, Any],
-        predictions: Predictions,
+        self, progress: EpochProgress, train_metrics: Mapping[str, Any], evaluation: EvalPass, classes: Sequence[str]
     ) -> None:
         """Add a completed epoch to the result; rank 0 sends its record to all ranks.
 
@@ -50,37 +154,49 @@ class RunRecorder:
             ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
         """
-        save_s = train_metrics[SAVE_S.name] + eval_metrics[SAVE_S.name]
-        epoch_s = train_metrics[TRAIN_S.name] + eval_metrics[EVAL_S.name] + save_s
+        save_s = train_metrics[SAVE_S.name] + evaluation.save_s
+        epoch_s = train_metrics[TRAIN_S.name] + evaluation.metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **eval_metrics, **times, **measure_peak_memory(self.device)}
+        metrics = {**train_metrics, **evaluation.metrics, **times, **measure_peak_memory(self.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         rank_record = {
             "epoch": progress.epoch,
             **metrics,
-            "first_of_start": self.is_first_of_start,
+            "first_of_start": self._is_first_of_start,
             "ended_at": time.time(),
             "steps": progress.logged_steps(),
         }
         # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
         record: EpochRecord = self.world.broadcast_object(lambda: rank_record)
         if self.config.log.per_class:
-            record["classes"] = compute_class_metrics(predictions.confusion_matrix(len(self.classes)), self.classes)
-        if record[self.monitored.name] is None:
+            matrix = evaluation.predictions.confusion_matrix(len(classes))
+            record["classes"] = compute_class_metrics(matrix, classes)
+        if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
         self.result.epochs.append(record)
-        self.is_first_of_start = False
+        self._is_first_of_start = False
 
-    def write_epoch(self, predictions: Predictions, is_last: bool) -> None:
-        """Append the last epoch to `epochs.csv`, and send it to the loggers; raises `OSError` if that fails."""
-        if not self.world.is_main:
-            return
-        record, interval = self.result.epochs[-1], self.config.log.images_every_epochs
-        self.result.append_epoch()
-        for logger in self.loggers:
-            logger.add_epoch(record)
-        epoch = record["epoch"]
-        if self.loggers and interval and (is_last or (epoch + 1) % interval == 0):
-            images = self.draw_images(predictions, epoch)
-            for logger in self.loggers:
-                logger.add_images(images, epoch)
+    def write_epoch(self, draw_images: DrawImages, is_last: bool) -> None:
+        """Write the last epoch to `epochs.csv` and the log, and send it to the loggers; raises `OSError`."""
+        if self.world.is_main:
+            record, interval = self.result.epochs[-1], self.config.log.images_every_epochs
+            self.result.append_epoch()
+            for logger in self._loggers:
+                logger.add_epoch(record)
+            epoch = record["epoch"]
+            if self._loggers and interval and (is_last or (epoch + 1) % interval == 0):
+                images = draw_images(epoch)
+                for logger in self._loggers:
+                    logger.add_images(images, epoch)
+        log_epoch(self.result, self.config.epochs_to_train, self.monitor.metric)
+
+    def record_end(self) -> None:
+        """Record and log whether the run stopped early."""
+        self.result.stopped_early = len(self.result.epochs) < self.config.epochs_to_train
+        log_early_stop(self.result, self.monitor)
+
+    def record_test(self, metrics: Mapping[str, float]) -> None:
+        """Record and log the metrics of the best weights on the test split; raises `TrainingError` as `add_epoch`."""
+        check_metrics(metrics, "test split")
+        self.result.test = {"weights": "best", **metrics}
+        log_test(metrics, 1 + (self.monitor.best_epoch(self.result.epochs) or 0))

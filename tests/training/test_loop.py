@@ -110,7 +110,8 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
     loader = make_loader(tiny, shuffle)
-    metrics, predictions = evaluate(model, loader, Preprocess(tiny.train))
+    evaluation = evaluate(model, loader, Preprocess(tiny.train))
+    metrics, predictions = evaluation.metrics, evaluation.predictions
     with torch.no_grad():
         logits = model.eval()(normalized(tiny))
     assert metrics["eval_loss"] == pytest.approx(float(F.cross_entropy(logits, tiny.train.labels)), rel=1e-5)
@@ -164,8 +165,8 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
     restored.load_state_dict(progress.state_dict())
     metrics = train_epoch(make_step(model, tiny), loader, restored, after_step)  # No batch is left.
     assert [metrics[name] for name in names] == [1, 5, 50, 150, 2055 + 1500]
-    metrics, _ = evaluate(model, loader, Preprocess(tiny.train), after_step)
-    assert (metrics["eval_s"], metrics["save_s"]) == (1555, 150)
+    evaluation = evaluate(model, loader, Preprocess(tiny.train), after_step)
+    assert (evaluation.metrics["eval_s"], evaluation.save_s) == (1555, 150)
 
 
 READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")

@@ -1,17 +1,13 @@
-"""The process of `train`: connecting ranks, importing the trainer, and messages at the end."""
+"""The process of `train`: connecting the ranks, and messages at the end."""
 
 from __future__ import annotations
 
-import gc
 import logging
-import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
@@ -19,9 +15,6 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import has_records
 from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
-
-if TYPE_CHECKING:
-    from vitmnist.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -76,19 +69,3 @@ def resume_hint(folder: Path, command: str) -> str:
         return ""
     results = f"; results: {display_path(folder)}"
     return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
-
-
-@cache
-def import_trainer() -> type[Trainer]:
-    """Import `Trainer`, and with it torch. This is a function because `--help` needs neither."""
-    # A fork server, the default of Python 3.14 on Linux, imports torch once for all workers of a loader.
-    multiprocessing.set_forkserver_preload(["__main__", "vitmnist.loaders.disk"])
-    # During the imports, the garbage collector would scan the imported objects again and again.
-    gc.disable()
-    from vitmnist.trainer import Trainer
-
-    # Scanning millions of imported objects takes 0.3 s in each job of a sweep, and longer when the process exits. The
-    # first optimizer imports Triton, which must come later: it reports frozen objects as leaks.
-    gc.freeze()
-    gc.enable()
-    return Trainer

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, quote
 from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.cli.process import import_trainer, results_in_message
+from vitmnist.cli.process import results_in_message
+from vitmnist.cli.start import ConfiguredRun, start_run
 from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
@@ -34,7 +35,7 @@ from vitmnist.runtime.files import display_path
 from vitmnist.runtime.run_folder import InUseError, lock_folder
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.resume import is_resumable, print_if_completed
+from vitmnist.tracking.resume import is_resumable
 from vitmnist.tracking.runs import read_run
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,6 @@ class Job:
         hydra = HydraConfig.get()
         folder = Path(hydra.runtime.output_dir)
         overrides = list(hydra.overrides.task)
-        trainer = import_trainer()
         # Free the compiled step of the previous job: it is part of a reference cycle.
         gc.collect()
         try:
@@ -151,9 +151,8 @@ class Job:
             if _is_search(hydra) and read_run(folder).result.status == "failed":
                 return None
             with lock_folder(folder, "hydra.sweep.dir"):
-                if not print_if_completed(folder, config):
-                    resume = str(folder) if is_resumable(folder) else None
-                    trainer(replace(config, resume=resume), folder, overrides, self.stop).fit()
+                resume = str(folder) if is_resumable(folder) else None
+                start_run(ConfiguredRun(replace(config, resume=resume), folder, overrides), self.stop)
             return read_run(folder).value_of(find_metric(config.monitor, "monitor").name)
         except RunInterrupted as error:
             if self.stop.is_orphan:

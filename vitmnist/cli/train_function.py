@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from vitmnist.cli.arguments import parse_arguments, quote, to_overrides
 from vitmnist.cli.command import TIMED_FORMAT
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.cli.process import resume_hint
-from vitmnist.cli.train import configure_run, train_run
+from vitmnist.cli.start import configure_run, log_results, start_run
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose_command, initialize_hydra
 from vitmnist.config.schema import iterate_registries
@@ -26,8 +26,7 @@ from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.world import is_distributed
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.resume import print_if_completed
-from vitmnist.trainer import Trainer
+from vitmnist.tracking.runs import read_run
 
 RUN_LOCK = threading.Lock()
 """The lock of the run that trains in this process. Two runs would draw from the same random generators."""
@@ -72,31 +71,29 @@ def train(*overrides: str, folder: str | Path | None = None, **keys: object) -> 
 
 
 def _train(argv: list[str]) -> Result:
-    """Train a run as `main` of vitmnist/cli/train.py does, but raise exceptions with the messages that it prints."""
-    stop, run = StopSignal(), None
+    """Train a run as the command line does, but raise exceptions with the messages that it prints."""
+    stop, folder = StopSignal(), None
     try:
-        with ExitStack() as resources:
-            for argument in argv:
-                if not isinstance(argument, str):
-                    raise ConfigError(f"vitmnist.train: {argument!r}: must be a string; unpack a dict: **{{…}}")
-                if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
-                    advice = "pass KEY=VALUE or --config-dir=FOLDER"
-                    raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
-            arguments = parse_arguments(argv)
-            store_members()
-            values, hydra_values = compose_command(arguments.overrides_to_compose)
-            if hydra_values.mode == RunMode.MULTIRUN:
-                raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
-            run = configure_run(arguments, values, hydra_values, resources)
-            if print_if_completed(run.folder, run.config):
-                return Result.from_json(run.folder / "result.json")
-            resources.enter_context(run_log(run.folder))
-            result = train_run(Trainer, run, stop)
+        for argument in argv:
+            if not isinstance(argument, str):
+                raise ConfigError(f"vitmnist.train: {argument!r}: must be a string; unpack a dict: **{{…}}")
+            if argument.startswith("-") and not argument.startswith(("--config-dir", "-cd")):
+                advice = "pass KEY=VALUE or --config-dir=FOLDER"
+                raise ConfigError(f"{argument}: is an option of the command line only; {advice}")
+        arguments = parse_arguments(argv)
+        store_members()
+        values, hydra_values = compose_command(arguments.overrides_to_compose)
+        if hydra_values.mode == RunMode.MULTIRUN:
+            raise ConfigError("hydra.mode=MULTIRUN: is a sweep; run vitmnist train -m")
+        with configure_run(arguments, values, hydra_values) as run, run_log(run.folder):
+            folder = run.folder
+            if result := start_run(run, stop):
+                log_results(folder)
             if stop.reason:  # The signal arrived too late to stop the run.
                 raise create_interruption(stop.reason)
-            return result
+            return result or read_run(folder).result
     except (Exception, KeyboardInterrupt, RunInterrupted) as error:
-        translated = _translate_error(error, stop, run.folder if run else None)
+        translated = _translate_error(error, stop, folder)
         if translated is error:
             raise
         raise translated from error
@@ -153,7 +150,8 @@ def run_log(folder: Path) -> Iterator[None]:
     """In the block, log to stdout and `vitmnist.log` as the command line does, but not to handlers of the caller."""
     logger = logging.getLogger("vitmnist")
     level, propagate = logger.level, logger.propagate
-    screen, file = logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "vitmnist.log", encoding="utf-8")
+    screen = logging.StreamHandler(sys.stdout)
+    file = logging.FileHandler(folder / "vitmnist.log", encoding="utf-8", delay=True)
     screen.setFormatter(logging.Formatter(TIMED_FORMAT, "%H:%M:%S"))
     file.setFormatter(logging.Formatter(TIMED_FORMAT))
     logger.setLevel(logging.INFO)

@@ -157,9 +157,10 @@ class TrainedModel:
         loader_name = "cache" if images.is_mapped else "ram"
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}
         with make_loader(loader_name, images, batch_size=config.batch_size, device=self.device, **options) as loader:
-            values, predictions = loop.evaluate(self.module, loader, self.preprocess)
-        metrics = {metric: values[f"eval_{metric}"] for metric in METRICS.members()}
-        return Evaluation(self.weights, name if len(dataset.splits) > 1 else "all", images, predictions, metrics)
+            evaluated = loop.evaluate(self.module, loader, self.preprocess)
+        metrics = {metric: evaluated.metrics[f"eval_{metric}"] for metric in METRICS.members()}
+        split_name = name if len(dataset.splits) > 1 else "all"
+        return Evaluation(self.weights, split_name, images, evaluated.predictions, metrics)
 
     def adapt_split(self, split: Split) -> Split:
         """Return the split with the channel statistics and the class indices of the model.

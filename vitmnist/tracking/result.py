@@ -3,8 +3,6 @@
 import json
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,6 @@ from typing import Any
 import yaml
 
 import vitmnist
-from vitmnist.config.schema import Config
-from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import (
@@ -24,8 +20,6 @@ from vitmnist.runtime.files import (
     read_json_or_yaml,
     write_atomic,
 )
-from vitmnist.runtime.signals import StopSignal, create_interruption
-from vitmnist.runtime.world import World
 
 log = logging.getLogger(__name__)
 
@@ -126,41 +120,3 @@ class Result:
 
 def list_epoch_columns() -> tuple[str, ...]:
     return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
-
-
-@contextmanager
-def record_outcome(result: Result, config: Config, stop: StopSignal, world: World) -> Iterator[None]:
-    """Record in `result.json` how the block ends."""
-    try:
-        yield
-    except BaseException as raised:
-        error = world.find_first_failure(raised)
-        if stop.reason and classify_error(error).cause == "worker":
-            # The signal that stops the run has also stopped its workers.
-            error = create_interruption(stop.reason)
-        record_failure(error, result, config, world)
-        if error is raised:
-            raise
-        raise error from raised
-    world.disconnect()
-    result.status = "completed"
-    if world.is_main:
-        result.write()
-
-
-def record_failure(error: BaseException, result: Result, config: Config, world: World) -> None:
-    """Record why a run did not complete, unless it was refused before training."""
-    failure = classify_error(error)
-    has_begun = result.setup_s is not None
-    if failure.status == "interrupted" and has_begun:
-        world.disconnect()
-    is_refused = isinstance(error, ConfigError | DataError | PeerError)
-    if not has_begun and (is_refused or config.resume):
-        return
-    result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
-    try:
-        if world.is_main:
-            result.write()
-    except OSError as write_error:
-        # Only log this error: it must not hide the error that ended the run.
-        log.warning("cannot write the records: %s", classify_error(write_error).message)

@@ -15,7 +15,6 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
-from vitmnist.metrics.epoch_table import SAVE_S
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -63,7 +62,7 @@ def evaluate(
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
     split: str = "eval",
-) -> tuple[dict[str, Any], Predictions]:
+) -> EvalPass:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
     `eval_loss` is always the cross-entropy, so that runs with different losses can be compared. Each rank evaluates its
@@ -93,11 +92,20 @@ def evaluate(
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
-    saving = seconds.pop("saving")
+    save_s = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
     confusion_metrics = compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
     metrics = {**accumulator.compute(), **confusion_metrics, "s": sum(seconds.values())}
-    return {f"{split}_{name}": value for name, value in metrics.items()} | {SAVE_S.name: saving}, predictions
+    return EvalPass({f"{split}_{name}": value for name, value in metrics.items()}, predictions, save_s)
+
+
+@dataclass(frozen=True)
+class EvalPass:
+    """The metrics of an evaluation, named as in `epoch_table`, and the seconds in which checkpoints were saved."""
+
+    metrics: dict[str, Any]
+    predictions: Predictions
+    save_s: float
 
 
 @dataclass(frozen=True)
