@@ -38,7 +38,7 @@ class PrefetchLoader(Loader):
         self, options: PrefetchOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
         values = options.base or {"name": "ram" if isinstance(source, TensorSet) else "disk"}
-        build, base_options = LOADERS.resolve(LOADERS.with_defaults(values), "data.loader.base")
+        build, base_options = LOADERS.resolve(values, "data.loader.base", complete=True)
         self.base = build(base_options, source, sampler, device)
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)
