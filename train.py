@@ -3,6 +3,9 @@
 python train.py data/loader=gpu_slice                      one run
 python train.py -m data/loader=disk,ram batch_size=300     a sweep
 python train.py --help                                     every group and key
+
+From here to the gradients: `main` (vitmnist/cli/train.py), `start_run` (vitmnist/cli/start.py), `Trainer.fit`
+(vitmnist/trainer.py), `train_epoch` (vitmnist/training/loop.py), `forward_backward` (vitmnist/training/step.py).
 """
 
 from vitmnist.__main__ import command_main

@@ -62,15 +62,17 @@ class RunRecorder:
         )
         self._logger_configs = parse_loggers(config.logger)
         self._loggers: list[Logger] = []
-        """The open loggers, on rank 0 only."""
+        """The open loggers, on rank 0 only. `_logger_stack` closes them."""
+        self._logger_stack = ExitStack()
         self._is_first_of_start = True
         """True until the first epoch of this process has ended."""
 
     @contextmanager
     def record_outcome(self, stop: StopSignal) -> Iterator[None]:
-        """Write how the block ends to `result.json`."""
+        """Close the loggers at the end of the block, and write to `result.json` how it ended."""
         try:
-            yield
+            with self._logger_stack:
+                yield
         except BaseException as raised:
             error = self.world.find_first_failure(raised)
             if stop.reason and classify_error(error).cause == "worker":
@@ -128,22 +130,20 @@ class RunRecorder:
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
 
-    @contextmanager
-    def open_loggers(self) -> Iterator[None]:
-        """Remove records newer than the checkpoint, and open the loggers for the block, in which the run trains."""
+    def open_loggers(self) -> None:
+        """Open the loggers until the end of the run, and remove records newer than the checkpoint."""
         reset_peak_memory(self.device)  # The peak excludes the set-up.
-        with ExitStack() as stack:
-            if self.world.is_main:
-                for config in self._logger_configs:
-                    self._loggers.append(stack.enter_context(LOGGERS.build(config, self.folder, self.result)))
-                self.result.write_config()
-                self.result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
-                # A process that is killed while it writes leaves a temporary file.
-                for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
-                    for path in self.folder.glob(pattern):
-                        path.unlink()
-            self.result.setup_s = time.time() - self.result.began_at - (self.result.compile_s or 0.0)
-            yield
+        result = self.result
+        if self.world.is_main:
+            loggers = (LOGGERS.build(config, self.folder, result) for config in self._logger_configs)
+            self._loggers = [self._logger_stack.enter_context(logger) for logger in loggers]
+            result.write_config()
+            result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
+            # A process that is killed while it writes leaves a temporary file.
+            for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
+                for path in self.folder.glob(pattern):
+                    path.unlink()
+        result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
 
     def add_epoch(
         self, progress: EpochProgress, train_metrics: Mapping[str, Any], evaluation: EvalPass, classes: Sequence[str]

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -102,7 +102,7 @@ class Trainer:
         config, recorder, stop, world = self.config, self.recorder, self.stop, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
-        with stop, recorder.record_outcome(stop), ExitStack() as loggers:
+        with stop, recorder.record_outcome(stop):
             # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
@@ -121,7 +121,7 @@ class Trainer:
                     checkpoints.restore(checkpoint, progress)
                 del checkpoint, weights  # Free their memory.
                 draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-                loggers.enter_context(recorder.open_loggers())
+                recorder.open_loggers()
 
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
@@ -215,10 +215,12 @@ class Trainer:
         config, train_loader = self.config.data.loader, None
         _, options = LOADERS.resolve(config)
         if isinstance(options, AutoOptions):
+            name = ""  # Rank 0 has it.
             if self.world.is_main:
                 selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
                 self.recorder.record_selection(selection)
-            config = options.candidate_config(self.world.broadcast_object(lambda: selection.name))
+                name = selection.name
+            config = options.candidate_config(self.world.broadcast_object(lambda: name))
         if train_loader is None:  # Only rank 0 has timed the loaders.
             train_loader = LOADERS.build(config, dataset.train, sampler, self.device)
         with train_loader, self._build_eval_loader(dataset.eval_split, config, step) as eval_loader:
@@ -279,7 +281,7 @@ class Trainer:
 
             def after_step(timer: EpochTimer) -> None:
                 bar.update()
-                checkpoints.after_step(progress, timer)
+                checkpoints.save_or_stop_in_epoch(progress, timer)
 
             yield after_step
 
@@ -296,9 +298,9 @@ class Trainer:
         try:  # Write the records before the checkpoint, because resuming removes records that are newer than it.
             self.recorder.write_epoch(draw_images, is_last)
         except OSError as error:
-            checkpoints.after_epoch(is_last, is_best, must_save=True)
+            checkpoints.save_or_stop_after_epoch(is_last, is_best, must_save=True)
             raise DataError(f"cannot write the records: {classify_error(error).message}") from error
-        checkpoints.after_epoch(is_last, is_best)
+        checkpoints.save_or_stop_after_epoch(is_last, is_best)
 
     def evaluate_on_test(
         self, dataset: Dataset, step: TrainStep, checkpoints: CheckpointManager, loader_config: Mapping[str, Any]

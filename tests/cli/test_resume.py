@@ -25,17 +25,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def quick(root: Path) -> list[str]:
-    """Six epochs of thirty steps."""
+def long(root: Path) -> list[str]:
+    """Overrides for a run of six epochs of thirty steps."""
     step = ["trainer.micro_batch=6", "trainer.fused=true", "loss.label_smoothing=0.1"]
     return overrides_for(root, "batch_size=10", "epochs=6", *STATEFUL, *step)
 
 
 @pytest.fixture(scope="module")
-def whole(quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `quick` that nothing has stopped."""
+def whole(long: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `long` that nothing has stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    code, output = TrainProcess(folder, *quick, "hydra.run.dir=run").ended()
+    code, output = TrainProcess(folder, *long, "hydra.run.dir=run").ended()
     assert code == 0, output
     return folder / "run"
 
@@ -44,10 +44,10 @@ def whole(quick: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "kills"),
     [("disk", 3), pytest.param("ram", 4, marks=pytest.mark.slow), pytest.param("prefetch", 4, marks=pytest.mark.slow)],
 )
-def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, quick: list[str], whole: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_as_a_whole_one(name: str, kills: int, long: list[str], whole: Path, tmp_path: Path) -> None:
     """By SIGKILL, at random moments: while it starts, between steps, within a save. No save changes anything."""
     workers = ["data.loader.num_workers=2"] if name == "disk" else []
-    output = kill_and_resume(tmp_path, [*quick, f"data/loader={name}", *workers], kills=kills, seed=name)
+    output = kill_and_resume(tmp_path, [*long, f"data/loader={name}", *workers], kills=kills, seed=name)
     assert_same_run(whole, tmp_path / "killed")
     assert "is damaged" not in output
     assert output.count("resumed after") > kills // 2
@@ -63,9 +63,9 @@ SLOW_SIGNALS = [pytest.param(signum, marks=pytest.mark.slow) for signum in (SIGH
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, *SLOW_SIGNALS])
 def test_a_signal_saves_and_the_run_continues_with_another_loader(
-    quick: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, signum: int
+    long: list[str], whole: Path, succeed: Printed, start: Start, tmp_path: Path, signum: int
 ) -> None:
-    started = start(*quick, "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")
+    started = start(*long, "data/loader=disk", "data.loader.num_workers=1", "hydra.run.dir=cut")
     returned, output = started.until("epoch 2/6").ended(signum)
     assert returned == ExitCode.UNFINISHED, output
     assert f"{signal.Signals(signum).name} was received; results: cut, resume with" in output
@@ -80,9 +80,9 @@ def test_a_signal_saves_and_the_run_continues_with_another_loader(
     assert result_of(tmp_path / "cut")["config"]["data"]["loader"]["name"] == "gpu_slice"
 
 
-def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once(long: list[str], start: Start, tmp_path: Path) -> None:
     """Even in a step that never ends."""
-    process = start(*quick, "hydra.run.dir=cut", before=block_training).until("blocked")
+    process = start(*long, "hydra.run.dir=cut", before=block_training).until("blocked")
     os.kill(process.pid, signal.SIGINT)
     process.join(1)
     assert process.is_alive()
@@ -90,9 +90,9 @@ def test_a_second_ctrl_c_ends_at_once(quick: list[str], start: Start, tmp_path: 
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
 
 
-def test_an_infinite_loss_leaves_the_last_good_checkpoint(quick: list[str], refuse: Printed, tmp_path: Path) -> None:
+def test_an_infinite_loss_leaves_the_last_good_checkpoint(long: list[str], refuse: Printed, tmp_path: Path) -> None:
     sgd = ["optimizer=sgd", "optimizer.lr=1e30", "schedule=constant"]
-    printed = refuse(*quick, *sgd, "checkpoint.every_minutes=1e-9", "hydra.run.dir=run")
+    printed = refuse(*long, *sgd, "checkpoint.every_minutes=1e-9", "hydra.run.dir=run")
     assert re.search(r"in epoch 1, step \d+, .* try a smaller optimizer\.lr", printed)
     kept = storage.read_newest_checkpoint(tmp_path / "run")
     assert all(value.isfinite().all() for value in kept["step"]["model"].values() if value.is_floating_point())
@@ -107,9 +107,9 @@ def test_an_infinite_loss_leaves_the_last_good_checkpoint(quick: list[str], refu
     ],
 )
 def test_a_worker_that_is_killed_ends_the_run_with_one_message(
-    loader: list[str], quick: list[str], start: Start, tmp_path: Path
+    loader: list[str], long: list[str], start: Start, tmp_path: Path
 ) -> None:
-    started = start(*quick, *loader, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
+    started = start(*long, *loader, "epochs=100000", "hydra.run.dir=cut").until("epoch 2/")
     psutil.Process(started.pid).children()[0].kill()
     code, output = started.ended()
     assert code == ExitCode.FAILED
@@ -117,10 +117,10 @@ def test_a_worker_that_is_killed_ends_the_run_with_one_message(
     assert "Traceback" not in output
 
 
-def test_a_signal_to_the_whole_group_spares_the_workers(quick: list[str], start: Start, tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group_spares_the_workers(long: list[str], start: Start, tmp_path: Path) -> None:
     """As a terminal sends Ctrl-C."""
     workers = ["data/loader=disk", "data.loader.num_workers=2", "epochs=100000"]
-    started = start(*quick, *workers, "hydra.run.dir=cut").until("epoch 2/")
+    started = start(*long, *workers, "hydra.run.dir=cut").until("epoch 2/")
     os.killpg(started.pid, signal.SIGINT)
     code, output = started.ended()
     assert code == ExitCode.UNFINISHED, output

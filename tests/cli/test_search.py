@@ -20,8 +20,8 @@ TYPED = ["hydra/sweeper=optuna", "hydra.mode=MULTIRUN", "hydra.sweep.subdir=${hy
 
 
 @pytest.fixture
-def quick(quick: list[str]) -> list[str]:
-    """Overrides for short trials, evaluated on 5 of 23 images."""
+def trial(quick: list[str]) -> list[str]:
+    """Overrides for a short trial, evaluated on 5 of 23 images."""
     return [*quick, "data.holdout=5", "epochs=1", "hydra.sweep.dir=here"]
 
 
@@ -37,10 +37,10 @@ def best_of(sweep: Path) -> dict[str, Any]:
 
 
 def test_a_search_is_for_any_metric_has_held_out_images_and_keeps_what_is_typed(
-    succeed: Printed, quick: list[str], tmp_path: Path
+    succeed: Printed, trial: list[str], tmp_path: Path
 ) -> None:
     typed = ["hparams_search=accuracy", "optimizer.lr=0.002", "schedule.warmup=choice(0.1,0.2)", "monitor=loss"]
-    succeed(*typed, *quick, "hydra.sweeper.n_trials=3", "epochs=3")
+    succeed(*typed, *trial, "hydra.sweeper.n_trials=3", "epochs=3")
     space = yaml.safe_load((REPOSITORY / "conf" / "hparams_search" / "accuracy.yaml").read_text())["hydra"]["sweeper"]
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
     sizes = [(result["dataset"]["train_size"], result["dataset"]["validation_size"]) for result in results]
@@ -53,10 +53,10 @@ def test_a_search_is_for_any_metric_has_held_out_images_and_keeps_what_is_typed(
     assert set(best["best_params"]) == set(space["params"]) - {"optimizer.lr"}
 
 
-def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
+def test_whole_numbers_and_groups_are_searched(succeed: Printed, trial: list[str], tmp_path: Path) -> None:
     """Without a validation split, by the value of the last epoch. The report has the best value."""
     searched = ["batch_size=tag(int, interval(3, 9))", "optimizer=adam,sgd", "data.holdout=null", "epochs=3"]
-    printed = succeed(*TYPED, *quick, *searched, "hydra.sweeper.n_trials=3")
+    printed = succeed(*TYPED, *trial, *searched, "hydra.sweeper.n_trials=3")
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
     values = [result["epochs"][-1]["eval_acc"] for result in results]
     best = best_of(tmp_path / "here")
@@ -69,14 +69,12 @@ def test_whole_numbers_and_groups_are_searched(succeed: Printed, quick: list[str
 
 
 @pytest.mark.slow
-def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: list[str], tmp_path: Path) -> None:
-    search = [*TYPED, *quick, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4"]
+def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, trial: list[str], tmp_path: Path) -> None:
+    search = [*TYPED, *trial, "optimizer.lr=choice(1e30,0.01)", "hydra.sweeper.n_trials=4"]
     assert "of 4 jobs failed" in refuse(*search)
     results = [result_of(folder) for folder in jobs(tmp_path / "here")]
-    assert {(result["status"], result["config"]["optimizer"]["lr"]) for result in results} == {
-        ("failed", 1e30),
-        ("completed", 0.01),
-    }
+    ends = {(result["status"], result["config"]["optimizer"]["lr"]) for result in results}
+    assert ends == {("failed", 1e30), ("completed", 0.01)}
     assert best_of(tmp_path / "here")["best_params"]["optimizer.lr"] == "0.01"
     trials = trials_of(tmp_path / "here")
     again = train_here(*search, "resume=auto")
@@ -89,9 +87,9 @@ def test_failed_trials_end_no_search(refuse: Printed, train_here: Train, quick: 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(SIGKILL, marks=pytest.mark.slow)])
 def test_an_interrupted_search_is_resumed(
-    signum: int, succeed: Printed, start: Start, quick: list[str], tmp_path: Path
+    signum: int, succeed: Printed, start: Start, trial: list[str], tmp_path: Path
 ) -> None:
-    search = [*TYPED, *quick, "epochs=12", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
+    search = [*TYPED, *trial, "epochs=12", "checkpoint.min_interval_s=0", LR, "hydra.sweeper.n_trials=3"]
     succeed(*search, "hydra.sweep.dir=whole")
     sweep, command = tmp_path / "cut", [*search, "hydra.sweep.dir=cut", "resume=auto"]
     code, printed = start(*command[:-1]).until(r"#1 : [\s\S]*epoch 2/12").ended(signum)
@@ -108,8 +106,8 @@ def test_an_interrupted_search_is_resumed(
         assert_same_run(resumed, whole)
 
 
-def test_trials_are_added_to_a_search(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    search = [*TYPED, *quick, LR, "hydra.sweeper.n_jobs=2"]
+def test_trials_are_added_to_a_search(succeed: Printed, trial: list[str], tmp_path: Path) -> None:
+    search = [*TYPED, *trial, LR, "hydra.sweeper.n_jobs=2"]
     succeed(*search, "hydra.sweeper.n_trials=2")
     before = trials_of(tmp_path / "here")
     printed = succeed(TYPED[0], LR, *search[1:], "hydra.sweeper.n_trials=3", "resume=auto")  # in another order
@@ -118,18 +116,16 @@ def test_trials_are_added_to_a_search(succeed: Printed, quick: list[str], tmp_pa
     assert len(trials_of(tmp_path / "here")) == 3
 
 
-def test_a_search_waits_for_a_trial_that_can_be_resumed(train_here: Train, quick: list[str], tmp_path: Path) -> None:
+def test_a_search_waits_for_a_trial_that_can_be_resumed(train_here: Train, trial: list[str], tmp_path: Path) -> None:
     """The values of the trials after it depend on its result."""
-    ended = train_here(*TYPED, *quick, LR, "max_minutes=0", "hydra.sweeper.n_trials=3")
+    ended = train_here(*TYPED, *trial, LR, "max_minutes=0", "hydra.sweeper.n_trials=3")
     assert ended.returncode == ExitCode.UNFINISHED, ended.stderr
     assert "1 of 1 jobs are unfinished: 0" in ended.stdout
 
 
-def test_optuna_is_imported_by_a_search_only(quick: list[str], start: Start, tmp_path: Path) -> None:
-    assert start("-m", *quick, "seed=1", before=hide_optuna).ended()[0] == 0
-    search = ["-m", *quick, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
-    assert start(*search, before=hide_optuna).ended() == (
-        1,
-        "error: hydra/sweeper=optuna is not installed; run pip install 'vitmnist[search]'\n",
-    )
+def test_optuna_is_imported_by_a_search_only(trial: list[str], start: Start, tmp_path: Path) -> None:
+    assert start("-m", *trial, "seed=1", before=hide_optuna).ended()[0] == 0
+    search = ["-m", *trial, "seed=1", LR, "hydra/sweeper=optuna", "hydra.sweep.dir=other"]
+    message = "error: hydra/sweeper=optuna is not installed; run pip install 'vitmnist[search]'\n"
+    assert start(*search, before=hide_optuna).ended() == (1, message)
     assert not jobs(tmp_path / "other")

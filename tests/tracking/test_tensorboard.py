@@ -19,7 +19,7 @@ from vitmnist.tracking.result import Result
 
 
 @pytest.fixture
-def quick(quick: list[str]) -> list[str]:
+def images_at_end(quick: list[str]) -> list[str]:
     """Overrides for a short run of four steps per epoch that draws its images once, at the end."""
     return [*quick, "log.images_every_epochs=5", "device=cpu"]
 
@@ -29,10 +29,10 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparameters(
-    succeed: Printed, quick: list[str], tmp_path: Path
+    succeed: Printed, images_at_end: list[str], tmp_path: Path
 ) -> None:
     settings = ["log.every_steps=3", "log.images_every_epochs=2", "epochs=3", "schedule=one_cycle"]
-    succeed(*quick, *settings, "hydra.run.dir=here")
+    succeed(*images_at_end, *settings, "hydra.run.dir=here")
     assert [path.name for path in (tmp_path / "here").rglob("*tfevents*") if path.parent.name != "here"] == []
     shown, epochs = events(tmp_path / "here"), result_of(tmp_path / "here")["epochs"]
     for metric in build_epoch_table().values():
@@ -45,9 +45,8 @@ def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparam
     assert [step["step"] for step in steps] == [0, 3, 6, 9]
     for key in ("lr", "loss", "grad_norm"):
         assert [event.step for event in shown.Scalars(f"train_step/{key}")] == [1, 4, 7, 10], "counted from 1"
-        assert [event.value for event in shown.Scalars(f"train_step/{key}")] == pytest.approx(
-            [step[key] for step in steps]
-        )
+        values = [event.value for event in shown.Scalars(f"train_step/{key}")]
+        assert values == pytest.approx([step[key] for step in steps])
     assert len({event.value for event in shown.Scalars("train_step/lr")}) > 1
     for tag in ("training_batch", "worst_mistakes"):
         images = shown.Images(f"visuals/{tag}")
@@ -87,9 +86,9 @@ def test_a_job_shows_what_its_sweep_varies_and_the_value_in_the_report(tmp_path:
 
 
 def test_a_resumed_run_keeps_images_and_has_its_new_config_and_steps_and_images_can_be_off(
-    succeed: Printed, quick: list[str], tmp_path: Path
+    succeed: Printed, images_at_end: list[str], tmp_path: Path
 ) -> None:
-    succeed(*quick, "log.images_every_epochs=1", "log.every_steps=null", "hydra.run.dir=here")
+    succeed(*images_at_end, "log.images_every_epochs=1", "log.every_steps=null", "hydra.run.dir=here")
     succeed("resume=here", "epochs=3", "data/loader=disk", "data.loader.num_workers=0")
     succeed("resume=here", "epochs=4", "log.images_every_epochs=null")
     shown = events(tmp_path / "here")
@@ -105,14 +104,10 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(epoch: int, attempt: int) -> EpochRecord:
-        return {metric.name: float(attempt) for metric in build_epoch_table().values()} | {
-            "epoch": epoch,
-            "ended_at": 1e9 + epoch,
-            "steps": [
-                {"step": epoch * steps + step, "loss": float(attempt), "lr": 0.1, "grad_norm": None}
-                for step in range(steps)
-            ],
-        }
+        metrics = {metric.name: float(attempt) for metric in build_epoch_table().values()}
+        numbers = range(epoch * steps, (epoch + 1) * steps)
+        logged = [{"step": number, "loss": float(attempt), "lr": 0.1, "grad_norm": None} for number in numbers]
+        return metrics | {"epoch": epoch, "ended_at": 1e9 + epoch, "steps": logged}
 
     epochs: list[EpochRecord] = []
     # The epochs of the checkpoint that each start resumes from, and the epochs that it trains.

@@ -86,7 +86,7 @@ class CheckpointManager:
             log.warning("torch had %d threads and has %d now; the results will differ by rounding", before, now)
         log.info("resumed after %d epochs and %d batches", len(checkpoint["epochs"]), progress.num_batches)
 
-    def after_step(self, progress: EpochProgress, timer: EpochTimer) -> None:
+    def save_or_stop_in_epoch(self, progress: EpochProgress, timer: EpochTimer) -> None:
         """Save within an epoch if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:
@@ -106,7 +106,7 @@ class CheckpointManager:
         if stopping:
             self._interrupt(stopping)
 
-    def after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
+    def save_or_stop_after_epoch(self, is_last: bool, is_best: bool, must_save: bool = False) -> None:
         """Save after an epoch that is in `result`, if due; if the run is to stop, save and raise `RunInterrupted`.
 
         Args:

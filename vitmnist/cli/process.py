@@ -1,4 +1,7 @@
-"""The process of `train`: connecting the ranks, and messages at the end."""
+"""The process of `train`: connecting the ranks, and messages at the end.
+
+docs/architecture.md has the order in which the handlers of an exception are called.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def connected_ranks() -> Iterator[World]:
 
 
 @contextmanager
-def results_in_message(folder: Path, command: str) -> Iterator[None]:
+def add_resume_hint(folder: Path, command: str) -> Iterator[None]:
     """Add the folder of the results, and the command that resumes, to the message of an interruption in the block."""
     try:
         with handle_signals(lambda *_: exit_interrupted(resume_hint(folder, command)), signal.SIGINT):

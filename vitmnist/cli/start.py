@@ -25,7 +25,7 @@ from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.tracking.result import Result
-from vitmnist.tracking.resume import is_resumable, load_resumed_config, print_if_completed
+from vitmnist.tracking.resume import describe_completed, is_resumable, load_resumed_config
 
 if TYPE_CHECKING:
     from vitmnist.trainer import Trainer
@@ -70,7 +70,9 @@ def configure_run(arguments: Arguments, values: DictConfig, hydra_values: DictCo
 
 def start_run(run: ConfiguredRun, stop: StopSignal, world: World = SINGLE_PROCESS) -> Result | None:
     """Train a run and return its result. If it is completed already, print its result, and return None."""
-    if world.broadcast_object(partial(print_if_completed, run.folder, run.config)):
+    if message := world.broadcast_object(partial(describe_completed, run.folder, run.config)):
+        if world.is_main:
+            print(message)
         return None
     return import_trainer()(run.config, run.folder, run.overrides, stop, world).fit()
 

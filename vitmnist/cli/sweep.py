@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from vitmnist.cli.arguments import Arguments, quote
 from vitmnist.cli.command import format_command
 from vitmnist.cli.messages import classify_cli_error
-from vitmnist.cli.process import results_in_message
+from vitmnist.cli.process import add_resume_hint
 from vitmnist.cli.start import ConfiguredRun, start_run
 from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
@@ -44,30 +44,30 @@ log = logging.getLogger(__name__)
 ROUNDS_SWEEPER = "hydra.sweeper._target_=hydra_plugins.vitmnist_sweepers.RoundsSweeper"
 
 
-def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop: signals.StopSignal) -> None:
+def run_sweep(arguments: Arguments, values: DictConfig, hydra_values: DictConfig, stop: signals.StopSignal) -> None:
     """Run the jobs of a sweep, and write a report at the end or when the sweep is stopped.
 
     Args:
         values: the composed configuration, with the defaults of the keys that the sweep varies.
-        hydra: the section `hydra`.
+        hydra_values: the section `hydra`.
 
     Raises:
         TrainingError: some jobs failed.
         RunInterrupted: the sweep was asked to stop, or some jobs are unfinished.
     """
-    folder = Path(hydra.sweep.dir)
-    overrides = _prepare_sweep(arguments, values, hydra, folder)
+    folder = Path(hydra_values.sweep.dir)
+    overrides = _prepare_sweep(arguments, values, hydra_values, folder)
     job = Job(stop)
     composer = GlobalHydra.instance().hydra
     assert composer
     # With joblib, jobs run in other processes, which are killed if this process raises an exception while it waits.
-    is_parallel = str(hydra.launcher._target_).endswith("JoblibLauncher")
+    is_parallel = str(hydra_values.launcher._target_).endswith("JoblibLauncher")
     handled = signals.list_handled_signals() if is_parallel else []
     sweep_arguments = without_keys(arguments.argv, ["resume", "hydra.sweep.dir"])
     resume_arguments = [*sweep_arguments, f"hydra.sweep.dir={quote(display_path(folder))}", "resume=auto"]
     with (
         lock_folder(folder, "hydra.sweep.dir", refuse_existing=arguments.resume is None),
-        results_in_message(folder, f"{format_command()} {shlex.join(resume_arguments)}"),
+        add_resume_hint(folder, f"{format_command()} {shlex.join(resume_arguments)}"),
     ):
         try:
             with signals.handle_signals(signals.raise_interruption, *handled):
@@ -79,7 +79,7 @@ def run_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, stop:
         _check_jobs(folder, job)
 
 
-def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, folder: Path) -> list[str]:
+def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra_values: DictConfig, folder: Path) -> list[str]:
     """Check a sweep, and return the overrides for Hydra's sweeper."""
     if is_distributed():
         raise ConfigError(
@@ -94,7 +94,7 @@ def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra: DictConfig, 
     constant_keys = [quote(key) for key in is_varied if not is_varied[key]]
     exclude_keys = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant_keys)}]"
     overrides = [*arguments.overrides, exclude_keys, f"hydra.sweep.dir={quote(str(folder))}"]
-    if values.repeats > 1 and not _is_search(hydra):
+    if values.repeats > 1 and not _is_search(hydra_values):
         overrides = [f"repeat={','.join(map(str, range(1, values.repeats + 1)))}", *overrides, ROUNDS_SWEEPER]
     return overrides
 
@@ -111,9 +111,9 @@ def _check_jobs(folder: Path, job: Job) -> None:
         raise RunInterrupted(f"{len(unfinished)} of {len(runs)} jobs are unfinished: {', '.join(unfinished)}")
 
 
-def _is_search(hydra: Any) -> bool:
+def _is_search(hydra_config: Any) -> bool:
     """Whether the sweeper is a search, which proposes jobs from the results of earlier jobs."""
-    return bool(hydra.runtime.choices["hydra/sweeper"] != "basic")
+    return bool(hydra_config.runtime.choices["hydra/sweeper"] != "basic")
 
 
 class Job:
@@ -137,9 +137,9 @@ class Job:
         Raises:
             RunInterrupted: a signal has stopped the job, and with it the sweep.
         """
-        hydra = HydraConfig.get()
-        folder = Path(hydra.runtime.output_dir)
-        overrides = list(hydra.overrides.task)
+        hydra_config = HydraConfig.get()
+        folder = Path(hydra_config.runtime.output_dir)
+        overrides = list(hydra_config.overrides.task)
         # Free the compiled step of the previous job: it is part of a reference cycle.
         gc.collect()
         try:
@@ -148,7 +148,7 @@ class Job:
                 raise signals.create_interruption(self.stop.reason)
             config = validate(Config, composed)
             # A search does not repeat a failed trial, which counts as a trial.
-            if _is_search(hydra) and read_run(folder).result.status == "failed":
+            if _is_search(hydra_config) and read_run(folder).result.status == "failed":
                 return None
             with lock_folder(folder, "hydra.sweep.dir"):
                 resume = str(folder) if is_resumable(folder) else None
@@ -160,7 +160,7 @@ class Job:
                 os._exit(ExitCode.UNFINISHED)
             if not isinstance(error, TimeLimitReached):
                 raise
-            log.info("job %s: %s", hydra.job.num, error)
+            log.info("job %s: %s", hydra_config.job.num, error)
         except Exception as error:
             self._record_failure(error, composed, folder, overrides)
         return None

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 import vitmnist
 from vitmnist.cli.arguments import lazy_help_accepted, parse_arguments
 from vitmnist.cli.command import TIMED_FORMAT, errors_as_messages, format_command
-from vitmnist.cli.process import connected_ranks, results_in_message
+from vitmnist.cli.process import add_resume_hint, connected_ranks
 from vitmnist.cli.start import ConfiguredRun, configure_run, log_results, start_run
 from vitmnist.cli.sweep import run_sweep
 from vitmnist.config import CONF, parse_key
@@ -36,7 +36,7 @@ def main() -> None:
     """Run the command line. With torchrun, all ranks train the run that rank 0 configures."""
     stop = StopSignal()
     with connected_ranks() as world:
-        if world.broadcast_object(partial(print_information, sys.argv[1:])):
+        if world.broadcast_object(partial(handle_printing_options, sys.argv[1:])):
             return
         if world.is_main:
             run_command(stop, world)
@@ -44,7 +44,7 @@ def main() -> None:
             follow_main_rank(stop, world)
 
 
-def print_information(argv: list[str]) -> bool:
+def handle_printing_options(argv: list[str]) -> bool:
     """Handle `--version`, `--help` and other options that only print; returns False without such an option."""
     # Hydra's `--version` would print the version of Hydra.
     if "--version" in argv:
@@ -71,7 +71,7 @@ def run_command(stop: StopSignal, world: World) -> None:
             send_run(run, world)
             configure_log(hydra_values.job_logging, hydra_values.verbose)
             command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
-            with results_in_message(run.folder, command):
+            with add_resume_hint(run.folder, command):
                 if start_run(run, stop, world):
                     log_results(run.folder)
 

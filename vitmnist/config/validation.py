@@ -43,7 +43,7 @@ class KeyMetadata:
     may_change: bool = False  # A resumed run may have another value, although the key affects the result.
     # The key selects images of a dataset: it divides them into splits, seeds the division, or limits a split.
     selects: Literal["splits", "seed", "train", "test"] | None = None
-    off: float | None = None  # The value of a key with `selects` for which it selects all images.
+    neutral: float | None = None  # The value of a key with `selects` for which it selects all images.
 
 
 def config_field(default: Value = MISSING, **metadata: Any) -> Value:

@@ -128,7 +128,11 @@ class EpochSampler:
             ValueError: `start` is neither a batch of the epoch nor its end.
         """
         order = _cached_order(self, epoch, torch.device(device))
-        return torch.cat([order[:0], *(order[rows] for rows in self._rank_slices(start))])
+        return torch.cat([order[:0], *(order[rows] for rows in self._rank_positions(start))])
+
+    def cache_order(self, epoch: int, device: torch.device) -> None:
+        """Draw the order of an epoch ahead of its use."""
+        _cached_order(self, epoch, device)
 
     def batch_indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """Yield the indices of each batch from batch `start` on: slices for `batch` and `none`, else int64 `[B]`.
@@ -138,14 +142,14 @@ class EpochSampler:
         """
         is_in_blocks = self.shuffle in ("batch", "none") and type(self).draw_order is EpochSampler.draw_order
         indices = _cached_order(self, epoch, CPU if is_in_blocks else torch.device(device)) % self.size
-        for rows in self._rank_slices(start):
+        for rows in self._rank_positions(start):
             if is_in_blocks:
                 first = int(indices[rows.start])
                 yield slice(first, first + rows.stop - rows.start)
             else:
                 yield indices[rows]
 
-    def _rank_slices(self, start: int) -> Iterator[slice]:
+    def _rank_positions(self, start: int) -> Iterator[slice]:
         """Yield the positions of this rank's part of each batch in the order of an epoch."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start={start}: an epoch has {len(self)} batches")

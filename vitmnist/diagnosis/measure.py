@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -22,7 +22,7 @@ from vitmnist.replacement.original_dataloader import rebuild
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import map_batch_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings, preserve_buffers
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
 if TYPE_CHECKING:
@@ -156,16 +156,12 @@ def _preserve_state(model: nn.Module | None, optimizer: Optimizer | None) -> Ite
     """Restore the states of the model and the optimizer on exit, and zero the gradients."""
     states = [(owner, deepcopy(owner.state_dict())) for owner in (model, optimizer) if owner is not None]
     modes = [(module, module.training) for module in (model.modules() if model is not None else ())]
-    # A state_dict lacks non-persistent buffers.
-    buffers = [(buffer, buffer.clone()) for buffer in (model.buffers() if model is not None else ())]
     try:
-        yield
+        with preserve_buffers(model) if model is not None else nullcontext():
+            yield
     finally:
         for module, mode in modes:
             module.training = mode
-        with torch.no_grad():
-            for buffer, saved in buffers:
-                buffer.copy_(saved)
         for owner, state in states:
             owner.load_state_dict(state)
             owner.zero_grad()

@@ -19,7 +19,7 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
 SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.selects]
-IMAGE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
+CHANGEABLE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
 """The keys and sections that an evaluation can change. Other keys have the values of the run."""
 
 
@@ -78,17 +78,19 @@ def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
     """
     keys = {override: parse_key(override).replace("/", ".") for override in overrides}
     for override, key in keys.items():
-        if not is_under(key, IMAGE_KEYS):
-            allowed = ", ".join(IMAGE_KEYS)
+        if not is_under(key, CHANGEABLE_KEYS):
+            allowed = ", ".join(CHANGEABLE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
     config, trained = load_recorded_config(folder, [*overrides]), load_recorded_config(folder, [])
     selecting = _find_selecting_keys(config.data)
     values, trained_values = (flatten_keys({"data": vars(each.data)}) for each in (config, trained))
-    active = [key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.off)]
+    active = [
+        key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.neutral)
+    ]
     if _find_location(config.data) != _find_location(trained.data):
         if unclear := [key for key in active if key not in keys.values()]:
-            off = {key: selecting[key].off for key in unclear}
-            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in off.items())
+            neutral = {key: selecting[key].neutral for key in unclear}
+            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in neutral.items())
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
                 f"the run was trained on images at another path; set {all_images} to evaluate all of these images, or "

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from string import Formatter
 from typing import Any
 
 from vitmnist.config.schema import Config
@@ -58,7 +59,7 @@ def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
     record = result.epochs[-1]
     numbers = {"epoch": record["epoch"] + 1, "epochs": epochs, "eval_split": result.eval_split}
     line = EPOCH_LINE.format_map(record | numbers)
-    if f"{{{monitored.name}:" not in EPOCH_LINE:  # With the colon: `eval_s` also begins `eval_split`.
+    if monitored.name not in [field for _, field, _, _ in Formatter().parse(EPOCH_LINE)]:
         line += f"  {monitored.name} {record[monitored.name]:.4g}"
     log.info("%s", line)
 

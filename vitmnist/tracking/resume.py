@@ -62,8 +62,8 @@ def load_resumed_config(folder: Path, overrides: Iterable[str]) -> tuple[Config,
     return load_recorded_config(folder, changes), [*unchanged, *changes]
 
 
-def print_if_completed(folder: Path, config: Config) -> bool:
-    """Print the result of a completed run; returns False if it is not completed, or if `config` changes its result.
+def describe_completed(folder: Path, config: Config) -> str | None:
+    """Describe a completed run that needs no more training; None for a run that is to be trained.
 
     Another loader, for example, trains nothing without further epochs: the recorded times are those of the old one.
 
@@ -72,7 +72,7 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     """
     run = read_run(folder)
     if run.result.status != "completed":
-        return False
+        return None
     path, epochs, metric = display_path(folder), run.result.epochs, find_metric(config.monitor, "monitor")
     is_stopped_early = Monitor(metric, config.patience).is_exhausted(epochs)
     epochs_left = config.epochs_to_train - len(epochs)
@@ -82,19 +82,21 @@ def print_if_completed(folder: Path, config: Config) -> bool:
     # A larger `epochs` alone does not continue a run that stopped early.
     if is_other_run or epochs_left < 0 or (epochs_left and not is_stopped_early):
         if has_checkpoint(folder):
-            return False
+            return None
         raise ConfigError(
             f"{path}: is completed, and has no checkpoint to continue from; begin another run with hydra.run.dir=FOLDER"
         )
     value = run.value_of(metric.name)
     result = "" if value is None else f", {metric.name} {metric.format(value)}"
     if config.limit_batches:
-        print(f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}")
-    else:
-        changes = ["patience=M"] * is_stopped_early + ["epochs=N"] * (not epochs_left)
-        arguments = shlex.join([f"resume={path}", *changes])
-        print(f"{path}: completed, epoch {len(epochs)}/{config.epochs}{result}; to continue, set {arguments}")
-    return True
+        return f"{path}: completed{result}; it was limited by limit_batches={config.limit_batches}"
+    arguments = [f"resume={path}"]
+    if is_stopped_early:
+        arguments.append("patience=M")
+    if not epochs_left:
+        arguments.append("epochs=N")
+    epoch = f"epoch {len(epochs)}/{config.epochs}"
+    return f"{path}: completed, {epoch}{result}; to continue, set {shlex.join(arguments)}"
 
 
 def check_resumable(recorded: Mapping[str, Any], config: Config, started_epochs: int) -> None:

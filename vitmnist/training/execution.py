@@ -153,7 +153,7 @@ class Execution:
         for norm in self.frozen_batch_norms:
             norm.eval()
 
-    def microbatches(self, batch: Batch) -> list[Batch]:
+    def prepare_microbatches(self, batch: Batch) -> list[Batch]:
         """Pad a batch for compiled code, mix its images if configured, and divide it into microbatches."""
         count = math.ceil(len(batch) / self.microbatch_size)  # Leave out the microbatches that only padding fills.
         if self.options.compile and not self.has_batch_norm:
@@ -203,7 +203,7 @@ class Execution:
                 self._forward_backward(batch)
         try:
             if isinstance(self._module, GraphedModule):
-                (whole,) = self.microbatches(batch)
+                (whole,) = self.prepare_microbatches(batch)
                 self._module.capture(whole.tensors())
             else:
                 try:
@@ -218,5 +218,5 @@ class Execution:
             log.info("the step stays eager:\n%s", self.options.describe())
 
     def _forward_backward(self, batch: Batch) -> None:
-        for micro in self.microbatches(batch):
+        for micro in self.prepare_microbatches(batch):
             self.compute_sums(micro)["loss"].backward()

@@ -46,9 +46,7 @@ def train_epoch(
         step.update()
         timer.begin("other")
         after_step(timer)
-    # Draw the next order, which the sampler caches, while the device still computes the last steps. From the end of the
-    # epoch on, there are no samples to gather.
-    loader.sampler.sample_ids(progress.epoch + 1, len(loader.sampler), step.device)
+    loader.sampler.cache_order(progress.epoch + 1, step.device)  # The device still computes the last steps.
     timer.stop()
     if skipped_steps := step.pop_skipped_steps():
         log.info("trainer.precision=fp16: %d steps overflowed, and were skipped", skipped_steps)

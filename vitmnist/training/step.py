@@ -18,6 +18,7 @@ from vitmnist.optim.optimizers import EMA
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
+from vitmnist.timing.benchmark import preserve_buffers
 from vitmnist.training.batch import Batch, load_batches
 from vitmnist.training.execution import Execution, Sums
 
@@ -90,7 +91,7 @@ class TrainStep:
         for parameter in self._parameters:
             parameter.grad = None
         totals: Sums = {}
-        microbatches = self.execution.microbatches(batch)
+        microbatches = self.execution.prepare_microbatches(batch)
         for micro in microbatches:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
             skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()
@@ -176,12 +177,9 @@ class TrainStep:
     def preserved_state(self) -> Iterator[None]:
         """Restore the state, all buffers and the random generators on exit, and drop the gradients."""
         before = copy.deepcopy(self.state_dict())
-        buffers = [buffer.clone() for buffer in self.model.buffers()]  # `state_dict()` lacks non-persistent buffers.
         try:
-            with preserve_random_state(device=self.device):
+            with preserve_random_state(device=self.device), preserve_buffers(self.model):
                 yield
         finally:
             self.load_state_dict(before)
-            for buffer, value in zip(self.model.buffers(), buffers, strict=True):
-                buffer.detach().copy_(value)
             self.model.zero_grad()

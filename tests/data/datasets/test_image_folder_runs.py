@@ -20,7 +20,7 @@ from vitmnist.data.datasets import decoding
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.inference.trained_model import load_model
 from vitmnist.runtime import memory
-from vitmnist.tracking.resume import print_if_completed
+from vitmnist.tracking.resume import describe_completed
 
 __all__ = ["folder"]  # a fixture
 
@@ -78,7 +78,7 @@ def test_a_folder_of_images_can_be_trained_on(
     assert call_here(evaluate.main, "run").stderr == ""
     assert "divided its images differently" in call_here(evaluate.main, "run", "data.dataset.test_share=0.5").stderr
     # A sweep compares a completed job with the values that it composes again, such as `mode: auto`.
-    assert print_if_completed(tmp_path / "run", validate(Config, compose([*overrides(folder), *options])))
+    assert describe_completed(tmp_path / "run", validate(Config, compose([*overrides(folder), *options])))
     copy = shutil.copytree(folder, tmp_path / "copy")
     for number in range(10):
         shutil.copy(folder / "dog" / "4.png", folder / "dog" / f"new-{number}.png")

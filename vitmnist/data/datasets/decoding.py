@@ -54,7 +54,7 @@ class DecodingOptions(SizeOptions):
     size: Any = config_field(28, at_least=1)
     mode: ColorMode = ColorMode.auto
     resize: ResizeMode = ResizeMode.stretch
-    test_share: float = config_field(0.2, at_least=0, below=1, selects="splits", off=0)
+    test_share: float = config_field(0.2, at_least=0, below=1, selects="splits", neutral=0)
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)
