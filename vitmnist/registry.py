@@ -97,11 +97,14 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         member = self.find(config.get("name"))
         return {**asdict(member[0]()), **config} if member else dict(config)
 
-    def resolve(self, config: object, key: str | None = None) -> tuple[Builder[P, Built], Options]:
+    def resolve(
+        self, config: object, key: str | None = None, *, complete: bool = False
+    ) -> tuple[Builder[P, Built], Options]:
         """Return the class or function that is registered as `config["name"]`, and its validated options.
 
         Args:
             key: the key of `config` in the whole configuration, by default the group; empty for a function argument.
+            complete: add the defaults of missing options. A composed configuration has all: a missing one is an error.
 
         Raises:
             ConfigError: the name is unknown, or the options do not fit it.
@@ -111,7 +114,7 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         key = self.group.replace("/", ".") if key is None else key
         if not isinstance(config, Mapping):
             raise ConfigError(f"{key}={config}: must be {{name: NAME}}; {suggest_names(str(config), self.members())}")
-        values = dict(config)
+        values = self.with_defaults(config) if complete else dict(config)
         name = values.pop("name", None)
         if not (member := self.find(name)):
             reasons = [suggest_names(str(name), self.members()), *import_installed()]
@@ -121,8 +124,8 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         return builder, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:
-        """Build the member `config["name"]` from its options and the arguments; raises the errors of `resolve`."""
-        builder, options = self.resolve(config)
+        """Build the member `config["name"]` from its completed options and the arguments; raises as `resolve`."""
+        builder, options = self.resolve(config, complete=True)
         return builder(options, *args, **kwargs)
 
 

@@ -43,7 +43,7 @@ IDENTITY_OPTIONS = {
 
 
 def built(name: str, **options: object) -> Operation | Mixing:
-    return OPERATIONS.build(OPERATIONS.with_defaults({"name": name, **options}))
+    return OPERATIONS.build({"name": name, **options})
 
 
 def operation(name: str, size: tuple[int, int] | None = None, **options: object) -> Callable[[Tensor, Tensor], Tensor]:

@@ -58,6 +58,7 @@ MISTAKES = {  # found when the values are composed and checked
     "bach_size=3": "bach_size: there is no such key; did you mean 'batch_size'? allowed: ",
     "model.detph=3": "model.detph: there is no such key; did you mean 'depth'?",
     "+model._target_=os.system": "model._target_: there is no such key",
+    "~optimizer.lr": "optimizer.lr is missing",
     "~model": "Interpolation key 'model' not found",
     "batch_size=many": "batch_size=many: must be int",
     "model.patch_size=four": "model.patch_size=four: must be int",

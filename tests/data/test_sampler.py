@@ -147,5 +147,5 @@ class Backwards(EpochSampler):
 def test_every_loader_takes_the_order_of_a_subclass(name: str, shuffle: Shuffle, tiny: Dataset) -> None:
     sampler = Backwards(23, 5, 3, shuffle)
     order = sampler.draw_order(2)
-    with LOADERS.build(LOADERS.with_defaults({"name": name}), tiny.train, sampler, torch.device("cpu")) as loader:
+    with LOADERS.build({"name": name}, tiny.train, sampler, torch.device("cpu")) as loader:
         assert torch.cat([labels for _, labels in loader.epoch(2)]).equal(tiny.train.labels[order])

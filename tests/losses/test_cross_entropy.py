@@ -13,7 +13,7 @@ LABELS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
 
 
 def build(labels: Tensor = LABELS, **options: object) -> Loss:
-    return LOSSES.build(LOSSES.with_defaults({"name": "cross_entropy", **options}), labels, CLASSES, CPU)
+    return LOSSES.build({"name": "cross_entropy", **options}, labels, CLASSES, CPU)
 
 
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"class_weights": [1, 2, 0.5]}], ids=str)

@@ -27,9 +27,7 @@ SMALL = {"torchvision": "shufflenet_v2_x0_5", "timm": "test_resnet"}
 
 
 def build(library: str, architecture: str, shape: tuple[int, int, int], num_classes: int = 1000) -> Any:
-    return MODELS.build(
-        MODELS.with_defaults({"name": library, "architecture": architecture}), shape, num_classes
-    ).eval()
+    return MODELS.build({"name": library, "architecture": architecture}, shape, num_classes).eval()
 
 
 @pytest.mark.slow
@@ -101,7 +99,7 @@ def test_names_in_old_files_of_torchvision_are_replaced(model: nn.Module, old_na
 
 
 def learning_rates(model: nn.Module, **factors: float) -> dict[str, float]:
-    optimizer = OPTIMIZERS.build(OPTIMIZERS.with_defaults({"name": "adamw", "lr": 1.0}), model, False)
+    optimizer = OPTIMIZERS.build({"name": "adamw", "lr": 1.0}, model, False)
     scale_learning_rates(optimizer, model, factors, layer_decay=0.5)
     names = {parameter: name for name, parameter in model.named_parameters()}
     return {names[parameter]: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}

@@ -17,7 +17,7 @@ def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused
     with torch.no_grad():
         torch._foreach_add_(list(model.parameters()), 1.0)  # Weight decay would not change zeros.
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    optimizer = OPTIMIZERS.build(OPTIMIZERS.with_defaults({"name": name, **options}), model, fused)
+    optimizer = OPTIMIZERS.build({"name": name, **options}, model, fused)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -42,7 +42,7 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def values(name: str) -> dict[str, Any]:
             options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
-            return LOADERS.with_defaults({"name": name, **options.get(name, {})})
+            return {"name": name, **options.get(name, {})}
 
         wrapper, _, base = label.rpartition(" of ")
         options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)
@@ -91,7 +91,7 @@ def test_images_of_files_and_their_labels_are_copied_from_pinned_memory(monkeypa
     for images in (pixels, pixels.contiguous(memory_format=torch.channels_last)):
         files = ImageFiles(Path(), [*"012345678"], lambda path: pixels[int(path.name)].permute(1, 2, 0).numpy())
         split = Split(images, torch.arange(9), (0.5,) * 3, (0.5,) * 3, tuple("abcdefghi"), files=files)
-        with LOADERS.build(LOADERS.with_defaults({"name": "disk"}), split, EpochSampler(9, 4, 1), DEVICE) as loader:
+        with LOADERS.build({"name": "disk"}, split, EpochSampler(9, 4, 1), DEVICE) as loader:
             batches = epoch_on(device, loader, 0, late=True)
         assert not find_difference(batches, [(pixels[rows], rows) for rows in loader.sampler.batch_indices(0)] * 2)
     assert device.pageable_copies == 0

@@ -36,9 +36,8 @@ from vitmnist.training.loop import Predictions
     [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],
 )
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
-    sampler, options = EpochSampler(23, 10, 3, shuffle), LOADERS.with_defaults({"name": "ram"})
-    preprocess = Preprocess(tiny.train, Compose(operations))
-    with LOADERS.build(options, tiny.train, sampler, torch.device("cpu")) as loader:
+    sampler, preprocess = EpochSampler(23, 10, 3, shuffle), Preprocess(tiny.train, Compose(operations))
+    with LOADERS.build({"name": "ram"}, tiny.train, sampler, torch.device("cpu")) as loader:
         grid = np.asarray(draw_training_batch(tiny.train, loader.sampler, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.random_keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])

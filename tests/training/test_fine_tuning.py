@@ -107,9 +107,7 @@ def test_weights_that_differ_are_listed_unless_init_skip_names_them() -> None:
 def test_learning_rates_are_scaled_and_groups_keep_their_options(name: str) -> None:
     def build(factors: dict[str, float]) -> tuple[nn.Module, dict[str, tuple[float, float]]]:
         model = make_cnn()
-        optimizer = OPTIMIZERS.build(
-            OPTIMIZERS.with_defaults({"name": name, "lr": 1.0, "weight_decay": 0.5}), model, True
-        )
+        optimizer = OPTIMIZERS.build({"name": name, "lr": 1.0, "weight_decay": 0.5}, model, True)
         assert scale_learning_rates(optimizer, model, factors) == []
         names = {parameter: key for key, parameter in model.named_parameters()}
         groups = [(group["lr"], group["weight_decay"], group["params"]) for group in optimizer.param_groups]

@@ -36,7 +36,7 @@ LOSS = partial(F.cross_entropy, reduction="sum")
 
 
 def make_loader(tiny: Dataset, shuffle: Shuffle = Shuffle.sample) -> Loader:
-    return LOADERS.build(LOADERS.with_defaults({"name": "ram"}), tiny.train, EpochSampler(23, 5, 3, shuffle), CPU)
+    return LOADERS.build({"name": "ram"}, tiny.train, EpochSampler(23, 5, 3, shuffle), CPU)
 
 
 def make_model() -> nn.Module:

@@ -19,7 +19,7 @@ from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
-from vitmnist.optim.schedules import SCHEDULES, build_schedule
+from vitmnist.optim.schedules import build_schedule
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
@@ -65,17 +65,16 @@ def make_step(
     """Build a step with a one-cycle schedule."""
     config = StepOptions(**{"fused": True, "micro_batch": 4, **options})
     model = (model or make_vit()).to(device)
-    values = OPTIMIZERS.with_defaults({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]})
-    built = OPTIMIZERS.build(values, model, config.fused)
-    values = LOSSES.with_defaults({"name": "cross_entropy", "label_smoothing": smoothing})
+    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
+    values = {"name": "cross_entropy", "label_smoothing": smoothing}
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     execution = Execution(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
-    schedule = build_schedule(SCHEDULES.with_defaults({"name": "one_cycle"}), 1, steps)
+    schedule = build_schedule({"name": "one_cycle"}, 1, steps)
     return TrainStep(execution, built, schedule, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
-    return LOADERS.build(LOADERS.with_defaults({"name": name}), data.train, EpochSampler(23, BATCH, 3), device)
+    return LOADERS.build({"name": name}, data.train, EpochSampler(23, BATCH, 3), device)
 
 
 def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> list[dict[str, float]]:

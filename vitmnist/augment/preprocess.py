@@ -73,8 +73,7 @@ class Compose(nn.Module):
             if self.mixing:
                 mixing = f"{OPERATIONS.group}.{index - 1}.name={operations[index - 1]['name']}"
                 raise ConfigError(f"{mixing}: mixes finished images; move it to the end of the list")
-            complete = OPERATIONS.with_defaults(values) if isinstance(values, Mapping) else values
-            build, options = OPERATIONS.resolve(complete, f"{OPERATIONS.group}.{index}")
+            build, options = OPERATIONS.resolve(values, f"{OPERATIONS.group}.{index}", complete=True)
             operation = build(options)
             if isinstance(operation, Mixing):
                 self.mixing = operation

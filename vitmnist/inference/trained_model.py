@@ -206,7 +206,7 @@ def load_model(run: str | Path, weights: str | None = None, device: str | torch.
         mean, std = ([*map(float, info[key])] for key in ("mean", "std"))
         (height, width), dataset = map(int, info["size"]), dict(info["dataset"])
     with preserve_random_state():  # Building a model draws its initial weights.
-        module = MODELS.build(MODELS.with_defaults(info["model"]), (shape[0], height, width), len(classes))
+        module = MODELS.build(info["model"], (shape[0], height, width), len(classes))
     with as_damaged_error(path):
         module.load_state_dict(tensors)
     preprocess = Preprocess(augment=Compose([], (height, width)), mean=mean, std=std)

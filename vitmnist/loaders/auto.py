@@ -18,14 +18,10 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import SampleSource
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.loaders.decoded import RamLoader
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.cache_file import DEFAULT_FOLDER
 from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import LoaderTiming, format_timings
-
-BUILT_FROM_RAM = ("gpu_slice", "prefetch")
-"""The loaders that are built from the samples that `ram` has decoded, so that memory stores them once."""
 
 
 @dataclass
@@ -92,20 +88,20 @@ def select_loader(
     Raises:
         ConfigError: a candidate is unknown, or none can be used.
     """
-    decoded: SampleSource | None = None
+    decoded: SampleSource | None = None  # Loaders that take decoded samples share them: memory stores them once.
     loaders: dict[str, Loader] = {}
     benchmark = Benchmark()
     with ExitStack() as stack:
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            candidate_source = decoded if decoded is not None and name in BUILT_FROM_RAM else source
+            takes_decoded = getattr(LOADERS.members()[name][1], "takes_decoded", False)
+            candidate_source = decoded if decoded is not None and takes_decoded else source
             build = partial(LOADERS.build, options.candidate_config(name), candidate_source, sampler, device)
             loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).candidate.loader
             if isinstance(loader, Loader):
                 loaders[name] = stack.enter_context(loader)
-            if isinstance(loader, RamLoader):
-                decoded = loader.samples
+                decoded = loader.decoded if decoded is None else decoded
         benchmark.run(options.batches, options.seconds * len(benchmark.measurements))
         timings = make_timings(benchmark.measurements, len(sampler))
         epochs_s = {timing.name: timing.epoch_s for timing in timings if timing.epoch_s}
@@ -115,13 +111,13 @@ def select_loader(
                 names_by_error.setdefault(timing.error, []).append(timing.name)
             errors = [f"{', '.join(names)}: {error}" for error, names in names_by_error.items()]
             raise ConfigError("\n".join(["no candidate can be used:", *errors]))
-        name = min(epochs_s, key=lambda name: epochs_s[name].median)
+        fastest = min(epochs_s, key=lambda name: epochs_s[name].median)
         stack.pop_all()  # The selected loader stays open.
-    selected = loaders.pop(name)
+    selected = loaders.pop(fastest)
     for other in loaders.values():
         other.close()
-    reason = f"{epochs_s[name].median:.3g} s an epoch expected, the least"
-    return LoaderSelection(name, reason, timings), selected
+    reason = f"{epochs_s[fastest].median:.3g} s an epoch expected, the least"
+    return LoaderSelection(fastest, reason, timings), selected
 
 
 def _build_candidate(

@@ -8,13 +8,13 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource
+from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.registry import ConfigGroup
 
 LoadedBatch = tuple[Tensor, Tensor]
@@ -33,6 +33,10 @@ class Loader(AbstractContextManager["Loader"], ABC):
     exception is raised unchanged.
     """
 
+    takes_decoded: ClassVar[bool] = False
+    """Whether `auto` may build the loader from samples that another one has decoded; a function can have this too."""
+    decoded: TensorSet | None = None
+    """All samples, if the loader stores them in host memory; `auto` builds others from them."""
     batches_ahead: int = 0
     """Maximum number of batches prepared ahead of the consumer."""
     num_workers: int = 0

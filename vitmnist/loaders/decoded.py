@@ -56,6 +56,7 @@ class RamLoader(HostLoader):
     def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         check_fits("ram", source.nbytes_to_copy(CPU), CPU, advice="; try data/loader=cache or disk")
         super().__init__(source.store_all(StoreOptions()), sampler, device)
+        self.decoded = self.samples
 
 
 @dataclass
@@ -84,6 +85,8 @@ class GpuSliceLoader(Loader):
 
     On the CPU, nothing is copied, and contiguous batches are views. Each rank stores all samples.
     """
+
+    takes_decoded = True
 
     def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
         super().__init__(sampler)

@@ -70,9 +70,7 @@ def make_loader(
     target = choose_device(str(device))
     if target.type == "cpu":
         keep_freed_memory()
-    if isinstance(base := options.get("base"), str):
-        options["base"] = {"name": base}
-    build, loader_options = LOADERS.resolve(LOADERS.with_defaults({"name": name, **options}), key="")
+    build, loader_options = LOADERS.resolve({"name": name, **options}, key="", complete=True)
     if isinstance(loader_options, AutoOptions):
         return build_fastest_loader(loader_options, source, sampler, target, step)
     return build(loader_options, source, sampler, target)

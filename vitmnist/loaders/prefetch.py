@@ -1,7 +1,7 @@
 """Prepares the next batches in a background thread while the model computes."""
 
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,10 +21,10 @@ END_OF_EPOCH = object()
 
 @dataclass
 class PrefetchOptions:
-    """See `conf/data/loader/prefetch.yaml`. The default base is `ram` for tensors, otherwise `disk`."""
+    """See `conf/data/loader/prefetch.yaml`. The base can be a name; by default `ram` for tensors, otherwise `disk`."""
 
     queue_size: int = config_field(2, at_least=1, at_most=1000)
-    base: dict[str, Any] = field(default_factory=dict)
+    base: Any = None
 
 
 @LOADERS.register("prefetch", PrefetchOptions)
@@ -34,11 +34,14 @@ class PrefetchLoader(Loader):
     Each epoch has its own thread. With CUDA, the base loader copies on a stream of this loader.
     """
 
+    takes_decoded = True
+
     def __init__(
         self, options: PrefetchOptions, source: SampleSource, sampler: EpochSampler, device: torch.device
     ) -> None:
-        values = options.base or {"name": "ram" if isinstance(source, TensorSet) else "disk"}
-        build, base_options = LOADERS.resolve(LOADERS.with_defaults(values), "data.loader.base")
+        base = options.base or ("ram" if isinstance(source, TensorSet) else "disk")
+        values = {"name": base} if isinstance(base, str) else base
+        build, base_options = LOADERS.resolve(values, "data.loader.base", complete=True)
         self.base = build(base_options, source, sampler, device)
         # This comes after `base`: finalizers run in reverse order, so at exit the thread stops before the base loader.
         super().__init__(sampler)

@@ -49,7 +49,7 @@ def build_schedule(
 
     `get_history` returns the value of `monitor` after each epoch so far.
     """
-    compute_factor, options = SCHEDULES.resolve(schedule_config)
+    compute_factor, options = SCHEDULES.resolve(schedule_config, complete=True)
     total_steps = epochs * steps_per_epoch
 
     def factor(global_step: int) -> float:

@@ -262,12 +262,12 @@ def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> D
         ConfigError: the name or an option is unknown, or a size is larger than its split.
         DataError: a file is missing or damaged.
     """
-    return build_dataset(DATASETS.with_defaults({"name": name, **options}), root, key="")
+    return build_dataset({"name": name, **options}, root, key="")
 
 
 def build_dataset(values: Mapping[str, Any], root: str, key: str | None = None) -> Dataset:
     """Build the dataset `values["name"]`, with the key `key` in the configuration; raises `load_dataset`'s errors."""
-    builder, options = DATASETS.resolve(values, key)
+    builder, options = DATASETS.resolve(values, key, complete=True)
     try:
         return builder(options, Path(root).expanduser())
     except OSError as error:

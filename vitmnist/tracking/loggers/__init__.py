@@ -65,9 +65,8 @@ LOGGERS = ConfigGroup[object, [Path, Result], Logger]("logger", __package__)
 
 
 def parse_loggers(values: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Complete the options of loggers, names or mappings with `name`; raises `ConfigError` for an unknown one."""
-    named = [{"name": value} if isinstance(value, str) else value for value in values]
-    loggers = [LOGGERS.with_defaults(value) if isinstance(value, Mapping) else value for value in named]
+    """Return loggers, names or mappings with `name`, as mappings; raises `ConfigError` for an unknown one."""
+    loggers = [{"name": value} if isinstance(value, str) else value for value in values]
     for index, logger in enumerate(loggers):
-        LOGGERS.resolve(logger, key=f"logger.{index}")
+        LOGGERS.resolve(logger, f"logger.{index}", complete=True)
     return loggers
