@@ -48,7 +48,7 @@ class TrivialAugment(Affine):
         operation = operation.where(random_uniform(keys, 1) < self.options.p, 0)
         strength = low + (high - low) / 30 * (random_bits(keys, 2) % 31).double()
         signed = (strength * (1 - 2 * (random_bits(keys, 3) % 2))).float()
-        amounts = [torch.where(operation == NAMES.index(name), most * signed, 0) for name, most in GEOMETRIC.items()]
+        amounts = [torch.where(operation == NAMES.index(name), limit * signed, 0) for name, limit in GEOMETRIC.items()]
         transforms = self.inverse_transforms([*amounts, torch.ones_like(signed)], height, width)
         return transforms, operation, strength, 1 + 0.99 * signed
 
@@ -70,16 +70,16 @@ def _mask_group(names: Iterable[str], operation: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, operation: Tensor, factor: Tensor) -> Tensor:
-    """Blend images with grey ones (color) or smooth ones (sharpness)."""
+    """Blend images with Pillow's degenerate images: grey ones (color) or smooth ones (sharpness)."""
     # Pillow's kernel has a weight of 5/13 at its centre and 1/13 at its eight neighbours, and keeps the border.
     smooth = images.clone()
     columns = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     sums = columns[..., :-2] + columns[..., 1:-1] + columns[..., 2:]
     smooth[..., 1:-1, 1:-1].mul_(4).add_(sums).div_(13)
-    other = smooth.lerp_(to_grey(images), _mask_group(("color",), operation))
+    degenerate = smooth.lerp_(to_grey(images), _mask_group(("color",), operation))
     # With a weight of 1, `lerp` returns the image itself.
     weights = 1 + (factor[:, None, None, None] - 1) * _mask_group(BLENDING, operation)
-    return torch.lerp(other, images, weights).clamp_(0, 1)
+    return torch.lerp(degenerate, images, weights).clamp_(0, 1)
 
 
 def _replace_values(images: Tensor, operation: Tensor, strength: Tensor, factor: Tensor) -> Tensor:

@@ -39,23 +39,29 @@ class EpochMetric(Metric):
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
-    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
-    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
-    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s"),
-    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s"),
-    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
-    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s"),
-    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s"),
+    EPOCH_S := EpochMetric("s", tag="usage/epoch_s", column="epoch, s", name="epoch_s"),
+    TRAIN_S := EpochMetric("s", tag="usage/train_s", column="training, s", name="train_s"),
+    EVAL_S := EpochMetric("s", tag="usage/eval_s", name="eval_s"),
+    SAVE_S := EpochMetric("s", tag="usage/save_s", column="saving, s", name="save_s"),
+    FIRST_BATCH_S := EpochMetric("s", tag="usage/first_batch_s", column="first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := EpochMetric("s", tag="usage/data_wait_s", column="waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := EpochMetric("%", tag="usage/data_wait_pct", column="waiting, %", digits=1, name="data_wait_pct"),
+    COMPUTE_S := EpochMetric("s", tag="usage/compute_s", name="compute_s"),
+    HOST_LEAD_S := EpochMetric("s", tag="usage/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := EpochMetric("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", kind="memory"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", kind="memory"),
+    IMAGES_PER_S := EpochMetric(
+        "images/s", tag="usage/images_per_s", column="images/s", digits=0, direction="max", name="images_per_s"
+    ),
+    HOST_PEAK_MIB := EpochMetric(
+        "MiB", tag="usage/host_mib", column="host, MiB", digits=0, name="host_peak_mib", kind="memory"
+    ),
+    GPU_PEAK_MIB := EpochMetric(
+        "MiB", tag="usage/gpu_mib", column="GPU, MiB", digits=0, name="gpu_peak_mib", kind="memory"
+    ),
 )
 """Throughput and memory."""
 
@@ -79,9 +85,8 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     ]
     by_name = {metric.name: metric for metric in table}
     if duplicates := {metric.name for metric in table if metric is not by_name[metric.name]}:
-        raise ValueError(
-            f"two metrics are called {', '.join(sorted(duplicates))}; choose another name in vitmnist/metrics"
-        )
+        names = ", ".join(sorted(duplicates))
+        raise ValueError(f"two metrics are called {names}; choose another name in vitmnist/metrics")
     return by_name
 
 

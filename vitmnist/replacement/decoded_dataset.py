@@ -24,14 +24,9 @@ class DecodedDataset(WrappedDataset):
     Attributes, such as `classes`, are read from the original dataset, so the names of our attributes must not occur in
     other datasets (some have `samples`, `data` or `split`). Setting an attribute is an error, because it would not
     change the decoded samples.
-
-    Args:
-        original: the dataset that decodes the samples.
-        split: has the random transforms to apply in each epoch. None: no sample is random.
-        attributes: the attributes that a subclass declares.
     """
 
-    split_transforms: SplitTransforms | None
+    split_transforms: SplitTransforms | None  # The random transforms run in each epoch. None: no sample is random.
     draws_early = False
     """Draw the order of an epoch in `iter`, like the original's workers, which read ahead. The order is then
     independent of random numbers that the loop draws before the first batch, for example for another loader in a `zip`.
@@ -40,7 +35,7 @@ class DecodedDataset(WrappedDataset):
     def __init__(self, original: MapStyleDataset, split: SplitTransforms | None = None, **attributes: object) -> None:
         once = chain.from_iterable(split.deterministic) if split else list_transforms(original)
         vars(self).update(original=original, split_transforms=split, change_guard=ChangeGuard(original, once))
-        vars(self).update(attributes)  # `__setattr__` refuses to set them.
+        vars(self).update(attributes)  # Those that a subclass declares. `__setattr__` refuses to set them.
 
     def __len__(self) -> int:
         return len(self.original)
@@ -90,9 +85,6 @@ class ChangeGuard:
     """Detects that a transform was replaced, or that a deterministic transform or the dataset has changed.
 
     It compares the `repr` of deterministic transforms, and the attributes that are numbers, flags or strings.
-
-    Args:
-        deterministic: the transforms that are applied only once.
     """
 
     def __init__(self, dataset: object, deterministic: Iterable[object]) -> None:

@@ -85,11 +85,7 @@ class RowDataset(DecodedDataset):
 def replace_by_rows(
     dataloader: DataLoader[Any], options: StoreOptions, probes: Sequence[int], samples: Sequence[Any]
 ) -> DataLoader[Any]:
-    """Build a replacement that gathers batches from rows of tensors, or raise `NoRowPerSampleError`.
-
-    Args:
-        samples: the samples with the indices `probes`.
-    """
+    """Build a replacement that gathers rows, or raise `NoRowPerSampleError`. The samples are those at `probes`."""
     dataset: Any = dataloader.dataset
     collate = dataloader.collate_fn
     size = min(dataloader.batch_size or COMPARED_SIZE, len(samples))
@@ -131,7 +127,8 @@ def _read_rows(
     try:
         rows = _collate_rows(collate, samples, indices, always_repeat=False)
         # A value that depends on the whole batch, such as a mean, would differ in a batch of half of the samples.
-        for span in (slice(middle), slice(middle, None)) if middle else ():
+        halves = [slice(middle), slice(middle, None)] if middle else []
+        for span in halves:
             half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
             if find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
                 raise NoRowPerSampleError

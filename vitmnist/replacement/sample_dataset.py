@@ -32,12 +32,11 @@ def replace_by_samples(
 ) -> DataLoader[Any]:
     """Build a replacement that stores single samples, and makes batches with the original's collate function.
 
-    Args:
-        examples: some decoded samples that the required memory is estimated from.
-        split: has the random transforms to apply in each epoch. None: no sample is random.
+    The required memory is estimated from `examples`, some decoded samples.
     """
     dataset: Any = dataloader.dataset
-    decode, size = split.decode if split else dataset.__getitem__, len(dataset)
+    decode = split.decode if split else dataset.__getitem__
+    size = len(dataset)
     as_json = options.folder is not None  # Anyone can have written a file, and unpickling can run code.
     sample_nbytes = len(encode_samples(examples, as_json).blocks[0]) / len(examples)
     chunks = partial(read_all, dataloader, partial(_read_samples, decode, as_json), sample_nbytes)

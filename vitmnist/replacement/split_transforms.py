@@ -1,7 +1,7 @@
 """Finds the transforms of a dataset, and splits them at the first random transform."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -26,33 +26,25 @@ RecordedCall = tuple[int, Inputs]
 """The transform attribute that was called while a sample was decoded, and the inputs of its random transforms."""
 DecodedSample = tuple[Any, list[RecordedCall], list[tuple[int, int, int | str]]]
 """A sample that lacks the results of its random transforms, the calls that produce them, and where they belong: the
-position of a leaf in the sample, and its call and result as in `PendingResult`."""
+position of a leaf in the sample, and its call and result as in `PendingResult`. It consists of plain tuples and lists,
+because `json_codec` stores no other types."""
 
 
 @dataclass(frozen=True)
 class PendingResult:
-    """Stands for the result of random transforms. `call` is an index, `result` a position or name.
+    """Stands for the result of random transforms. It is not a tuple, so a dataset cannot unpack it."""
 
-    It is no tuple, so a dataset cannot unpack it.
-    """
-
-    call: int
-    result: int | str
+    call: int  # The index of the call
+    result: int | str  # The position or name of the result
 
 
 @dataclass(frozen=True, eq=False)
 class CallRecorder:
-    """Replaces a transform attribute while a dataset reads a sample, so that only its deterministic transforms run.
-
-    Args:
-        attribute: the index of the attribute.
-        deterministic: the transforms to apply.
-        calls: receives each call with its results, which are the inputs of the random transforms.
-    """
+    """Replaces a transform attribute while a dataset reads a sample, so that only its deterministic transforms run."""
 
     attribute: int
     deterministic: Sequence[Transform]
-    calls: list[RecordedCall]
+    calls: list[RecordedCall]  # Each call is appended.
 
     def __call__(self, *inputs: object, **keyword_inputs: object) -> object:
         """Record a call, and return placeholders for the results of the random transforms."""
@@ -75,22 +67,17 @@ class SplitTransforms:
     """Splits `dataset[i]` into `decode` (deterministic, run once) and `transform` (random, run every epoch).
 
     `dataset[i]` equals `transform(decode(i))`. The transforms of targets belong to `decode`.
-
-    Args:
-        attributes: the result of `find_transform_attributes`. Each of them is split.
-        deterministic: the transforms before the first random transform, for each attribute.
-        random: the first random transform and all that follow it, for each attribute.
     """
 
     dataset: Any
-    attributes: Sequence[tuple[Any, str]]
-    deterministic: Sequence[Sequence[Transform]]
-    random: Sequence[Sequence[Transform]]
+    attributes: Sequence[tuple[Any, str]]  # All of `find_transform_attributes`
+    deterministic: Sequence[Sequence[Transform]]  # The transforms before the first random one, for each attribute
+    random: Sequence[Sequence[Transform]]  # The first random transform and all that follow it, for each attribute
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample, and apply only the deterministic transforms."""
         calls: list[RecordedCall] = []
-        recorders = [CallRecorder(*numbered, calls) for numbered in enumerate(self.deterministic)]
+        recorders = [CallRecorder(index, transforms, calls) for index, transforms in enumerate(self.deterministic)]
         try:
             with replace_transforms(self.attributes, recorders):
                 sample = self.dataset[index]
@@ -111,12 +98,9 @@ class SplitTransforms:
 
 
 def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
-    """Split each transform attribute of a dataset at its first random transform.
+    """Split each transform attribute of a dataset at its first random transform, tried on the samples `probes`.
 
     Raises `RandomSampleError` if a sample is random before its transforms.
-
-    Args:
-        probes: indices of the samples on which the transforms are tried.
     """
     attributes = list(find_transform_attributes(dataset))
     untransformed = SplitTransforms(dataset, attributes, [()] * len(attributes), ())
@@ -157,14 +141,11 @@ def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
 @contextmanager
 def replace_transforms(attributes: Sequence[tuple[Any, str]], transforms: Iterable[Transform]) -> Iterator[None]:
     """Set the attributes of `find_transform_attributes` to other transforms, and restore them on exit."""
-    originals = [vars(owner)[name] for owner, name in attributes]
-    try:
+    with ExitStack() as stack:
         for (owner, name), transform in zip(attributes, transforms, strict=True):
+            stack.callback(vars(owner).__setitem__, name, vars(owner)[name])
             vars(owner)[name] = transform
         yield
-    finally:
-        for (owner, name), transform in zip(attributes, originals, strict=True):
-            vars(owner)[name] = transform
 
 
 def list_transforms(dataset: object) -> list[Transform]:
@@ -198,11 +179,7 @@ def apply_transforms(transforms: Sequence[Transform], inputs: Inputs) -> Inputs:
 
 
 def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tuple[list[Transform], list[Transform]]:
-    """Split a `Compose` into the transforms before its first random transform, and the remaining transforms.
-
-    Args:
-        inputs: the arguments of each call on which the transforms are tried.
-    """
+    """Split a `Compose` before its first random transform. The transforms are tried on the arguments of some calls."""
     # A Compose with keyword arguments converts them and its results, so it cannot be divided.
     is_divisible = not any(isinstance(arguments, dict) for arguments in inputs)
     deterministic: list[Transform] = []

@@ -77,11 +77,9 @@ def check_supported(dataloader: DataLoader[Any], split: SplitTransforms) -> None
 
 
 def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
-    """Apply the random transforms of a replacement to tensors in threads, instead of to PIL images in workers.
+    """Apply the random transforms to tensors in threads, instead of to PIL images in workers as `exact` does.
 
-    Args:
-        exact: the result of `replace_by_samples`.
-        probes: indices of the samples whose pixels are compared. A larger difference raises `ConfigError`.
+    Raises `ConfigError` if the pixels of the samples `probes` differ by more than rounding.
     """
     images: Any = exact.dataset
     encoded = replace(images.encoded_samples, as_tensors=True)
@@ -121,8 +119,7 @@ def _draw_image(inputs: Any, pipeline: TensorPipeline) -> ParameterizedImage:
 def finish_batch(samples: Sequence[PendingSample], batches: Sequence[Tensor]) -> object:
     """Apply the drawn transforms in threads, and collate the samples as torch's `default_collate` does.
 
-    Args:
-        batches: a batch `[B, C, H, W]` for each image of a sample. The images are written into it.
+    The images are written into `batches`, a batch `[B, C, H, W]` for each image of a sample.
     """
 
     def finish_sample(position: slice) -> None:
@@ -160,10 +157,7 @@ def check_rounding(
 ) -> None:
     """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
-    Args:
-        probes: indices of the samples to compare, before normalisation.
-        images: the decoded samples with PIL images.
-        tensors: the decoded samples with tensors.
+    The samples `probes` are compared before normalisation.
     """
     random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
     unnormalized = replace(split, random=random)

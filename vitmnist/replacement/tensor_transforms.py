@@ -34,16 +34,11 @@ IDENTITY_TRANSFORMS = ("PILToTensor", "ToImage", "ToPureTensor")
 
 @dataclass
 class TensorPipeline:
-    """Transforms of uint8 tensors `[C, H, W]`, followed by the conversion to floats and by normalisation.
-
-    Args:
-        to_float: called as `to_float(image, out=row)`. None keeps the dtype.
-        mean_and_std: `[C, 1, 1]` each. None does not normalise.
-    """
+    """Transforms of uint8 tensors `[C, H, W]`, followed by the conversion to floats and by normalisation."""
 
     transforms: list[Transform] = field(default_factory=list)
-    to_float: Callable[..., Tensor] | None = None
-    mean_and_std: tuple[Tensor, Tensor] | None = None
+    to_float: Callable[..., Tensor] | None = None  # Called as `to_float(image, out=row)`. None keeps the dtype.
+    mean_and_std: tuple[Tensor, Tensor] | None = None  # `[C, 1, 1]` each. None does not normalise.
 
 
 def build_tensor_pipeline(transforms: Iterable[Any]) -> TensorPipeline:
@@ -100,11 +95,7 @@ def _convert_transform(transform: Any, name: str) -> list[Transform]:
 def draw_parameters(transforms: Iterable[Any], shape: Shape) -> tuple[list[Transform], Shape]:
     """Draw the parameters of the transforms of an image from torch's global generator, in torchvision's order.
 
-    Args:
-        shape: the shape of the image.
-
-    Returns:
-        The transforms with their parameters, and the shape of their result.
+    Returns the transforms with their parameters, and the shape of their result.
     """
     steps: list[Transform] = []
     for transform in transforms:

@@ -22,7 +22,7 @@ from vitmnist.tracking.runs import Run
 
 EMPTY_CELL = "–"
 """The text of a cell without a value."""
-LOADER_KEYS = LOADER, LOADER_OPTION = "data/loader", "data.loader."
+LOADER, LOADER_OPTION = "data/loader", "data.loader."
 """The title of the column for the loader, and the prefix of the titles of columns for its options."""
 DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
@@ -32,14 +32,10 @@ COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 
 @dataclass(frozen=True, eq=False)
 class ReportRow:
-    """A row of the report: the runs with the same values in the columns that vary.
-
-    Args:
-        names: the short names of the columns, as in `shorten_columns`.
-    """
+    """A row of the report: the runs with the same values in the columns that vary."""
 
     values: dict[str, Any]
-    names: Mapping[str, str]
+    names: Mapping[str, str]  # The short name of each column, from `shorten_columns`.
     runs: list[Run]
 
     @property
@@ -49,12 +45,12 @@ class ReportRow:
 
     @property
     def label_without_loader(self) -> str:
-        return self._format(key for key in self.values if not key.startswith(LOADER_KEYS))
+        return self._format(key for key in self.values if not key.startswith((LOADER, LOADER_OPTION)))
 
     @property
     def loader(self) -> str:
         """The loader, with the options that vary: `disk num_workers=2`."""
-        text = self._format(key for key in self.values if key.startswith(LOADER_KEYS))
+        text = self._format(key for key in self.values if key.startswith((LOADER, LOADER_OPTION)))
         return text.removeprefix(f"{self.names.get(LOADER)}=")
 
     def _format(self, keys: Iterable[str]) -> str:
@@ -123,16 +119,15 @@ def shorten_columns(columns: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of one machine and one dataset.
+    """The runs of one machine and one dataset."""
 
-    Args:
-        columns: the configuration keys that vary, then the facts about the software that vary.
-        facts: machine, software and data that all runs have in common, by title.
-    """
-
-    columns: Sequence[str]
+    columns: Sequence[str]  # The configuration keys that vary, then the facts about the software that vary.
     rows: Sequence[ReportRow]
-    facts: Mapping[str, str]
+    facts: Mapping[str, str]  # Machine, software and data that all runs have in common, by title.
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for row in self.rows for run in row.runs]
 
     @cached_property
     def timed_rows(self) -> list[ReportRow]:
@@ -141,9 +136,9 @@ class Comparison:
 
     @cached_property
     def _ratios(self) -> PairwiseComparison[ReportRow]:
-        # Runs of several seeds in a round share the state of the machine, so they count as one.
-        rounds = {row: row.rounds.items() for row in self.timed_rows}
-        times = {row: {name: median(_measured(runs, EPOCH_S)) for name, runs in items} for row, items in rounds.items()}
+        times: dict[ReportRow, dict[str, float]] = {}
+        for row in self.timed_rows:
+            times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
     @cached_property
@@ -153,8 +148,8 @@ class Comparison:
         for row in self.sorted_rows:
             if row.rounds:
                 groups[row.label_without_loader].append(row)
-        if all(len(rows) == 1 for rows in groups.values()):
-            groups = defaultdict(list, {"": self.timed_rows} if groups else {})
+        if groups and all(len(rows) == 1 for rows in groups.values()):
+            groups = {"": self.timed_rows}
         return {setting: self._rank(rows) for setting, rows in groups.items()}
 
     def _rank(self, rows: Sequence[ReportRow]) -> list[ReportRow]:
@@ -169,7 +164,7 @@ class Comparison:
         """The fastest row of the group of each timed row."""
         return {row: rows[0] for rows in self.time_groups.values() for row in rows}
 
-    def ratio(self, row: ReportRow) -> ConfidenceInterval | None:
+    def ratio_to_baseline(self, row: ReportRow) -> ConfidenceInterval | None:
         """The epoch time of a row divided by the epoch time of its baseline, over the rounds that both have.
 
         None if the row is the baseline, or if they have fewer than three rounds in common.
@@ -179,8 +174,9 @@ class Comparison:
     @cached_property
     def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
-        metrics = {run.monitored_metric for row in self.rows for run in row.runs if run.config}
-        return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
+        metrics = {run.monitored_metric for run in self.runs if run.config}
+        shared = metrics.pop() if len(metrics) == 1 else None
+        return shared or build_epoch_table()["eval_acc"]
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
@@ -191,8 +187,8 @@ class Comparison:
     @cached_property
     def eval_split(self) -> str:
         """The split that each epoch was evaluated on; `evaluation` if it is not the same for all runs."""
-        splits = {run.result.eval_split for row in self.rows for run in row.runs} - {None}
-        return (splits.pop() if len(splits) == 1 else None) or "evaluation"
+        splits = {run.result.eval_split for run in self.runs if run.result.eval_split}
+        return splits.pop() if len(splits) == 1 else "evaluation"
 
     @cached_property
     def quality_by_seed(self) -> dict[str, dict[str, float]]:
@@ -221,11 +217,15 @@ class Comparison:
     @cached_property
     def leads(self) -> dict[str, ConfidenceInterval | None]:
         """The lead of the best setting over each other, None with too few seeds in common; empty if all are equal."""
-        # A positive gain is an improvement, whatever the direction of the metric.
-        groups, sign = self.quality_by_seed if self.quality_differs else {}, self.metric.sign
-        gains = {name: {seed: sign * value for seed, value in values.items()} for name, values in groups.items()}
+        if not self.quality_differs:
+            return {}
+        gains: dict[str, dict[str, float]] = {}
+        for setting, values in self.quality_by_seed.items():
+            # A positive gain is an improvement, whatever the direction of the metric.
+            gains[setting] = {seeds: self.metric.sign * value for seeds, value in values.items()}
+        best, *others = gains
         differences = PairwiseComparison(gains)
-        return {other: differences.compare(next(iter(gains)), other) for other in [*gains][1:]}
+        return {other: differences.compare(best, other) for other in others}
 
     @property
     def within_noise(self) -> list[str]:
@@ -236,8 +236,9 @@ class Comparison:
     def sorted_rows(self) -> list[ReportRow]:
         """The rows in the order of table and chart: by setting, best quality first or else by time; then by time."""
         timed_first = sorted(self.rows, key=lambda row: (not row.rounds, row.median_s))
-        best_first = self.quality_by_seed if self.quality_differs else ()
-        settings = [*dict.fromkeys([*best_first, *(row.label_without_loader for row in timed_first)])]
+        settings = [row.label_without_loader for row in timed_first]
+        if self.quality_differs:
+            settings = [*self.quality_by_seed, *settings]
         return sorted(timed_first, key=lambda row: settings.index(row.label_without_loader))
 
     @property
@@ -258,15 +259,16 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     for run, facts in zip(runs, facts_by_run, strict=True):
         overlapping = "host" in facts and any(map(run.overlaps, by_host[facts["host"]]))
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
-    return [_comparison(group) for group in groups.values()]
+    return [_build_comparison(group) for group in groups.values()]
 
 
-def _comparison(runs: Sequence[Run]) -> Comparison:
+def _build_comparison(runs: Sequence[Run]) -> Comparison:
     configs = [_displayed_config(run) for run in runs]
     varied_keys = _varied_keys(configs)
     facts_by_run = [_facts(run) for run in runs]
-    all_facts = {title: text for facts in facts_by_run for title, text in facts.items()}
-    varied_facts = [title for title in all_facts if len({facts.get(title) for facts in facts_by_run if facts}) > 1]
+    recorded = [facts for facts in facts_by_run if facts]
+    all_facts = {title: text for facts in recorded for title, text in facts.items()}
+    varied_facts = [title for title in all_facts if len({facts.get(title) for facts in recorded}) > 1]
     shared_facts = {title: text for title, text in all_facts.items() if title not in varied_facts}
     columns = [*map(_column_title, varied_keys), *varied_facts]
     names = shorten_columns(columns)
@@ -292,7 +294,8 @@ def _displayed_config(run: Run) -> dict[str, Any]:
     for key, value in run.config.items():
         # Each option of a list of members, such as augmentations, is a key: `data.augment.operations.0.pixels`.
         if isinstance(value, list) and value and all(isinstance(member, Mapping) for member in value):
-            config |= flatten_keys({str(index): member for index, member in enumerate(config.pop(key))}, f"{key}.")
+            members = {str(index): member for index, member in enumerate(config.pop(key))}
+            config |= flatten_keys(members, f"{key}.")
     # A wrapping loader has the wrapped loader as an option, such as `base`.
     keys = sorted((key for key in config if key.startswith(LOADER_OPTION) and key.endswith(".name")), key=len)
     if len(keys) > 1:
@@ -330,7 +333,8 @@ def _facts(run: Run) -> dict[str, str]:
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
     if folds := (dataset.get("division") or {}).get("folds"):
         # A fold can have an image more than another one.
-        sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
+        num_images = sizes.pop("train", 0) + sizes.pop("validation", 0)
+        sizes = {f"in {folds} folds": num_images, **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,

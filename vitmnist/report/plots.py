@@ -75,7 +75,8 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
     curves: dict[tuple[float, ...], str] = {}
     for row in comparison.sorted_rows:
         setting = row.label_without_loader
-        for run in [comparison.best_run(row)] if setting else row.runs:
+        drawn = [comparison.best_run(row)] if setting else row.runs
+        for run in drawn:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
                 # Runs with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
@@ -84,45 +85,46 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
             ranked.sort(key=lambda curve: min(curve[0]))
-        of_seeds = "; the best seed of each" * any(
-            len(row.runs_by_seed) > 1 for row in rows if row.label_without_loader
-        )
-        yield _draw_curves(comparison.title(build_epoch_table()["eval_loss"]), f"epoch{of_seeds}", ranked)
+        has_seeds = any(len(row.runs_by_seed) > 1 for row in rows if row.label_without_loader)
+        label_below = "epoch; the best seed of each" if has_seeds else "epoch"
+        yield _draw_curves(comparison.title(build_epoch_table()["eval_loss"]), label_below, ranked)
 
 
 def _draw_quality(comparison: Comparison) -> Figure:
     """Draw a dot for each seed, and over the dots a tick for their mean. All loaders of a setting have one row."""
-    metric, groups = comparison.metric, [*comparison.quality_by_seed.items()][:MAX_ROWS]
+    metric = comparison.metric
+    groups = [*comparison.quality_by_seed.items()][:MAX_ROWS]
     dot: dict[str, Any] = {"color": BLUE, "linestyle": "", "marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
     tick: dict[str, Any] = {"color": "black", "linestyle": "", "marker": "|", "markersize": 13, "markeredgewidth": 2}
     legend = [Line2D([], [], label="a seed", **dot), Line2D([], [], label="mean", **tick)]
     if all(len(values) == 1 for _, values in groups):
         legend = legend[:1]
     figure, axes = _create_rows(comparison.title(metric), legend, len(groups))
-    axes.set_xlabel(
-        {"validation": "after the best epoch", "test": "after the last epoch"}.get(comparison.eval_split, ""),
-        loc="left",
-    )
+    labels = {"validation": "after the best epoch", "test": "after the last epoch"}
+    axes.set_xlabel(labels.get(comparison.eval_split, ""), loc="left")
     every_value = [value for _, values in groups for value in values.values()]
     width = DOT_WIDTH * (max(every_value) - min(every_value))
     for position, (label, by_seed) in enumerate(groups):
-        values, mean = sorted(by_seed.values()), fmean(by_seed.values())
+        values = sorted(by_seed.values())
+        mean = fmean(values)
         _label_row(axes, position, label or "all runs", metric.format(mean))
         axes.axhline(position, color="#dddddd", linewidth=1, zorder=0)
         if len(values) > 1:
             axes.plot(mean, position, zorder=3, **tick)
-        below = [sum(value - width < other for other in values[:index]) for index, value in enumerate(values)]
-        axes.plot(values, [position - STACK_STEP * count for count in below], **dot)
+        overlapped = [sum(other > value - width for other in values[:index]) for index, value in enumerate(values)]
+        axes.plot(values, [position - STACK_STEP * count for count in overlapped], **dot)
     return figure
 
 
 def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
     """Draw the phases of an epoch as a bar per row. If loaders are compared, their settings, if any, are headings."""
-    has_headings, lines = any(comparison.time_groups), list[ReportRow | str]()
+    has_headings = any(comparison.time_groups)
+    lines: list[ReportRow | str] = []
     for row in rows:
-        setting = row.label_without_loader
-        lines += [setting, row] if has_headings and setting not in lines else [row]
-    is_compared = any(map(comparison.ratio, rows))
+        if has_headings and row.label_without_loader not in lines:
+            lines.append(row.label_without_loader)
+        lines.append(row)
+    is_compared = any(map(comparison.ratio_to_baseline, rows))
     # Grey bars and the label below them say that the differences may be noise.
     colour = BLUE if is_compared or len(rows) == 1 else GREY
     shown = [name for name in PHASES if name != "waiting" or any(map(_waiting_s, rows))]
@@ -133,14 +135,21 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
         if isinstance(line, str):
             axes.text(0, position + 0.3, _shorten(line, LINE_LENGTH), weight="bold")
         elif line.epoch_s:
-            ratio = describe_ratio(comparison, line)
-            time = f"{format_seconds(line.epoch_s.median)} s{f', {ratio}' if ratio else ''}"
+            time = f"{format_seconds(line.epoch_s.median)} s"
+            if ratio := describe_ratio(comparison, line):
+                time += f", {ratio}"
             _label_row(axes, position, line.loader if has_headings else line.label or "all runs", time)
             _draw_bar(axes, position, line, line.epoch_s, colour)
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
-    has_ranges, is_timed = any(row.epoch_s and row.epoch_s.n > 1 for row in rows), any(row.rounds for row in rows)
-    keys = ["whiskers: range"] * has_ranges or ["one round"] * is_timed  # Runs that overlapped have no rounds.
-    keys += [f"×: to the fastest{' of its setting' * has_headings}"] * is_compared + ["not compared"] * (colour == GREY)
+    keys = []
+    if any(row.epoch_s and row.epoch_s.n > 1 for row in rows):
+        keys.append("whiskers: range")
+    elif any(row.rounds for row in rows):  # Runs that overlapped have no rounds.
+        keys.append("one round")
+    if is_compared:
+        keys.append("×: to the fastest of its setting" if has_headings else "×: to the fastest")
+    elif len(rows) > 1:
+        keys.append("not compared")
     axes.set_xlabel("; ".join(keys), loc="left")
     return figure
 
@@ -151,11 +160,12 @@ def _waiting_s(row: ReportRow) -> float:
 
 
 def _draw_bar(axes: Axes, position: int, row: ReportRow, time: Spread, colour: str) -> None:
-    waiting, compute = _waiting_s(row), row.spreads[COMPUTE_S.name]
+    waiting = _waiting_s(row)
+    compute = row.spreads[COMPUTE_S.name]
     # The medians can come from different runs, so their sum could exceed the epoch.
-    ends = (waiting, min(waiting + compute.median, time.median) if compute else waiting, time.median)
+    training_end = min(waiting + compute.median, time.median) if compute else waiting
     start = 0.0
-    for style, end in zip(PHASES.values(), ends, strict=True):
+    for style, end in zip(PHASES.values(), (waiting, training_end, time.median), strict=True):
         axes.barh(position, end - start, 0.4, left=start, facecolor=colour, edgecolor=colour, linewidth=0.6, **style)
         start = end
     if time.n > 1:
@@ -170,7 +180,8 @@ def _draw_curves(title: str, label_below: str, ranked: Sequence[tuple[Sequence[f
     names = {len(ranked) // 2: "middle", len(ranked) - 1: "worst", 0: "best"}
     lines = []
     for index, name in sorted(names.items()):
-        (losses, label), (colour, style) = ranked[index], CURVES[name]
+        losses, label = ranked[index]
+        colour, style = CURVES[name]
         text = _shorten(f"{name}: {label}", LINE_LENGTH - 6)
         lines.append(Line2D(range(1, len(losses) + 1), losses, color=colour, linestyle=style, marker=".", label=text))
     figure, axes = _create_panel(title, lines, CURVES_HEIGHT, columns=1, left=0.5)
@@ -187,7 +198,7 @@ def _create_panel(
     title: str, legend: Sequence[Any], height: float, columns: int = 3, left: float = MARGIN
 ) -> tuple[Figure, Axes]:
     """Create a figure with a title, a legend, and below them axes of a height in inches."""
-    top = TOP + 0.18 * (len(legend) - 1) * (columns == 1)
+    top = TOP + 0.18 * ((len(legend) - 1) // columns)  # Each further line of the legend takes 0.18 inches.
     total = top + height + BOTTOM
     figure = Figure(figsize=(WIDTH, total))
     figure.suptitle(title[0].upper() + title[1:], x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")

@@ -24,9 +24,7 @@ MIN_ROUNDS = 3
 class ConfidenceInterval:
     """An estimate of how much two configurations differ, with its simultaneous 95% interval.
 
-    Args:
-        mean: the mean difference over the rounds or seeds that both configurations have, or the geometric mean ratio.
-        low, high: the interval.
+    `mean` is the mean difference, or geometric mean ratio, over the rounds or seeds that both configurations have.
     """
 
     mean: float
@@ -47,11 +45,7 @@ class PairwiseComparison(Generic[T]):
 
     Paired t-intervals with Bonferroni correction. Three rounds give a poor estimate of the variance, so it is pooled
     over the pairs sharing a configuration, or over all pairs if that is larger. A noisy configuration thus widens its
-    own intervals.
-
-    Args:
-        values: the values of each configuration by round or seed.
-        as_ratios: compare the logarithms of the values, and return ratios.
+    own intervals. `as_ratios` compares the logarithms of the values, and returns ratios.
     """
 
     def __init__(self, values: Mapping[T, Mapping[str, float]], as_ratios: bool = False) -> None:
@@ -60,9 +54,9 @@ class PairwiseComparison(Generic[T]):
         self._values: dict[T, dict[str, float]] = {}
         for configuration, by_round in values.items():
             self._values[configuration] = {name: transform(value) for name, value in by_round.items()}
-        # Sums of squares and degrees of freedom, over the pairs with each configuration and over all pairs (key None).
-        self._squares: dict[T | None, float] = defaultdict(float)
-        self._freedoms: dict[T | None, int] = defaultdict(int)
+        # Over the pairs with each configuration, and over all pairs (key None).
+        sums_of_squares: dict[T | None, float] = defaultdict(float)
+        degrees_of_freedom: dict[T | None, int] = defaultdict(int)
         repeated = [configuration for configuration, by_round in values.items() if len(by_round) >= MIN_ROUNDS]
         pairs = [pair for pair in combinations(repeated, 2) if len(self._deltas(*pair)) >= MIN_ROUNDS]
         for pair in pairs:
@@ -70,17 +64,18 @@ class PairwiseComparison(Generic[T]):
             mean = fmean(deltas)
             squares = sum((delta - mean) ** 2 for delta in deltas)  # `statistics.variance` takes 50 times as long.
             for name in (*pair, None):
-                self._squares[name] += squares
-                self._freedoms[name] += len(deltas) - 1
+                sums_of_squares[name] += squares
+                degrees_of_freedom[name] += len(deltas) - 1
+        self._variances = {name: sums_of_squares[name] / degrees for name, degrees in degrees_of_freedom.items()}
         self._level = 1 - ERROR_RATE / 2 / max(len(pairs), 1)
         # The residual degrees of freedom of a two-way layout, configurations by rounds. Satterthwaite's approximation
         # (Biometrics Bulletin 2, 1946) lowers them if a few configurations are much noisier than the others.
         compared = {configuration for pair in pairs for configuration in pair}
         rounds = [name for configuration in compared for name in values[configuration]]
-        variances = [self._squares[name] / self._freedoms[name] for name in compared]
-        self._residual_freedom = float(len(rounds) - len(set(rounds)) - len(compared) + 1)
+        variances = [self._variances[name] for name in compared]
+        self._residual_degrees_of_freedom = float(len(rounds) - len(set(rounds)) - len(compared) + 1)
         if any(variances):
-            self._residual_freedom *= fmean(variances) ** 2 / fmean(variance**2 for variance in variances)
+            self._residual_degrees_of_freedom *= fmean(variances) ** 2 / fmean(variance**2 for variance in variances)
 
     def compare(self, first: T, second: T) -> ConfidenceInterval | None:
         """Compare two configurations; None if they are the same, or have too few rounds or seeds in common."""
@@ -90,9 +85,10 @@ class PairwiseComparison(Generic[T]):
             return None
         from scipy.special import stdtrit  # Import late: only a report with three rounds needs it.
 
-        pooled_variance = max(self._squares[name] / self._freedoms[name] for name in (first, second, None))
-        quantile = stdtrit(max(self._residual_freedom, count - 1), self._level)
-        mean, margin = fmean(deltas), quantile * math.sqrt(pooled_variance / count)
+        pooled_variance = max(self._variances[name] for name in (first, second, None))
+        quantile = stdtrit(max(self._residual_degrees_of_freedom, count - 1), self._level)
+        mean = fmean(deltas)
+        margin = quantile * math.sqrt(pooled_variance / count)
         return ConfidenceInterval(self._inverse(mean), self._inverse(mean - margin), self._inverse(mean + margin))
 
     def _deltas(self, first: T, second: T) -> list[float]:

@@ -19,8 +19,8 @@ CHOSEN_ON_TEST = "Chosen on the test split; set data.holdout to choose on a vali
 def summarize_comparison(comparison: Comparison) -> list[str]:
     """Return the sentences about a comparison, the most important one first."""
     choice = CHOSEN_ON_TEST if comparison.quality_differs and comparison.eval_split == "test" else ""
-    quality = summarize_quality(comparison), summarize_noise(comparison), choice
-    sentences = *quality, *summarize_times(comparison), summarize_launches(comparison)
+    sentences = [summarize_quality(comparison), summarize_noise(comparison), choice]
+    sentences += [*summarize_times(comparison), summarize_launches(comparison)]
     return [*map(round_floats, filter(None, sentences))]
 
 
@@ -40,7 +40,8 @@ def summarize_quality(comparison: Comparison) -> str:
         where = " in each configuration" if len(groups) > 1 else ""
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    return f"{extreme} {'mean ' * bool(over_seeds)}{title}: {label}, {best}{over_seeds}."
+    mean = "mean " if over_seeds else ""
+    return f"{extreme} {mean}{title}: {label}, {best}{over_seeds}."
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -51,7 +52,8 @@ def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
 
 def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
     """Format the ratio to the baseline; empty if it may be noise, with fewer than three rounds or with other rounds."""
-    baseline, ratio = comparison.baselines.get(row), comparison.ratio(row)
+    baseline = comparison.baselines.get(row)
+    ratio = comparison.ratio_to_baseline(row)
     if not baseline or not ratio or not ratio.is_clear or row.rounds.keys() != baseline.rounds.keys():
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
@@ -62,14 +64,16 @@ def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
 
 def _count(values: Mapping[str, float]) -> str:
     """Count the values by seed, as `5 folds` or `3 seeds`."""
-    return f"{len(values)} {'folds' if all('data.fold=' in seed for seed in values) else 'seeds'}"
+    unit = "folds" if all("data.fold=" in seeds for seeds in values) else "seeds"
+    return f"{len(values)} {unit}"
 
 
 def summarize_noise(comparison: Comparison) -> str:
     """Say whether the best setting leads by more than the noise over the seeds; empty if all have the same quality."""
     if not comparison.leads:
         return ""
-    best, leads = next(iter(comparison.quality_by_seed.values())), [*comparison.leads.values()]
+    best = next(iter(comparison.quality_by_seed.values()))
+    leads = [*comparison.leads.values()]
     # A lead that is the same with every seed does not show the noise.
     lowest = [lead.low for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     if len(best) >= MIN_ROUNDS and None in leads:
@@ -97,7 +101,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
     times = [row.epoch_s for row in comparison.timed_rows if row.epoch_s]
     if len(times) < 2:
         return [f"Time: {_format_time(time)}." for time in times] or [NO_TIME]
-    if not any(map(comparison.ratio, comparison.timed_rows)):
+    if not any(map(comparison.ratio_to_baseline, comparison.timed_rows)):
         rounds = "one round" if max(time.n for time in times) == 1 else "fewer than three rounds in common"
         span = f"{format_seconds(times[0].median)}–{format_seconds(times[-1].median)}"
         return [f"Times: {span} s per epoch, {rounds}, not compared; set repeats=3 or more."]
@@ -122,8 +126,10 @@ def _compare_times(comparison: Comparison, setting: str, rows: Sequence[ReportRo
     assert best.epoch_s
     has_loaders = len({row.label_without_loader for row in rows}) == 1
     names = {row: row.loader if has_loaders else row.label for row in rows}
-    ratios = {row: comparison.ratio(row) for row in others}
-    title = f"Lowest time{' of those compared' * (None in ratios.values())}{f' at {setting}' if setting else ''}"
+    ratios = {row: comparison.ratio_to_baseline(row) for row in others}
+    title = "Lowest time of those compared" if None in ratios.values() else "Lowest time"
+    if setting:
+        title += f" at {setting}"
     answer = [f"{title}: {names[best]}, {_format_time(best.epoch_s)}."]
     slower = [f"{names[row]} takes {ratio}" for row, ratio in ratios.items() if ratio and ratio.is_clear]
     if slower and has_loaders:

@@ -48,7 +48,8 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
         OSError: the files cannot be written.
     """
     comparisons = compare([read_run(folder) for folder in find_runs(folders)])
-    charts = {f"report{f'-{n}' if n > 1 else ''}.png": draw_panels(item) for n, item in enumerate(comparisons, 1)}
+    names = ["report.png", *(f"report-{number}.png" for number in range(2, len(comparisons) + 1))]
+    charts = {name: draw_panels(comparison) for name, comparison in zip(names, comparisons, strict=True)}
     text = format_markdown(folders, comparisons, output, charts)
     output.mkdir(parents=True, exist_ok=True)
     for name, panels in charts.items():
@@ -69,12 +70,14 @@ def format_markdown(
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
         about, *sentences, table, details = _format_section(comparison, output, _escape, _link, "pipe")
         parts += [f"## {about}" if len(comparisons) > 1 else f"<small>{about}</small>", *sentences]
-        parts += [f"![Panels]({chart})", table] if panels else [table]
+        if panels:
+            parts.append(f"![Panels]({chart})")
+        parts.append(table)
         facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
         folded = {"Other metrics": details, "Machine, software and data": _format_table(facts, _escape, _link, "pipe")}
-        for title, table in folded.items():
-            if table:
-                parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{table}\n\n</details>')
+        for title, content in folded.items():
+            if content:
+                parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{content}\n\n</details>')
     return "\n\n".join([*parts, LEGEND.read_text(encoding="utf-8")])
 
 
@@ -93,12 +96,13 @@ def _format_section(
         best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
         name = "Its best run" if comparison.quality_differs else "Best run"
         first += f" {name}: {link(_relative_folder(comparison.best_run(best), output))}"
-    ends = [run.result.ended_at or 0.0 for row in comparison.rows for run in row.runs]
-    about = f"{datetime.fromtimestamp(max(ends)):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
+    ended_at = max(run.result.ended_at or 0.0 for run in comparison.runs)
+    about = f"{datetime.fromtimestamp(ended_at):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
     main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
-    note = f"\n\n{MARK} the seeds do not separate it from the best" * bool(_marked(comparison))
-    return [about, first, *others, main + note, details]
+    if _find_marked_settings(comparison):
+        main += f"\n\n{MARK} the seeds do not separate it from the best"
+    return [about, first, *others, main, details]
 
 
 def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:
@@ -110,7 +114,7 @@ def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) ->
             # A sweep adds the numbers of its rounds to what was typed.
             return shlex.join(["python", "train.py", "-m", *(text for text in overrides if text[:7] != "repeat=")])
         # Optuna's sweeper leaves no `multirun.yaml`. It adds the values of a trial to what was typed.
-        first, *others = (run.result.overrides for item in comparisons for row in item.rows for run in row.runs)
+        first, *others = (run.result.overrides for comparison in comparisons for run in comparison.runs)
         shared = [text for text in first if all(text in overrides for overrides in others)]
         if any(text.startswith("hparams_search=") for text in shared):
             return shlex.join(["python", "train.py", *shared])
@@ -119,7 +123,8 @@ def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) ->
 
 def _link(path: str) -> str:
     """Link to the folder of a run by its name; a run outside of the report's folder also has the name of its parent."""
-    return f"[{_escape(round_floats('/'.join(path.split('/')[-2:])))}]({quote(path)})"
+    name = round_floats("/".join(path.split("/")[-2:]))
+    return f"[{_escape(name)}]({quote(path)})"
 
 
 def format_html(text: str, charts: Mapping[str, Mapping[str, bytes]]) -> str:
@@ -146,22 +151,24 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
-    metric, table, rows = comparison.metric, build_epoch_table(), comparison.sorted_rows
+    metrics = build_epoch_table()
+    rows = comparison.sorted_rows
     columns: dict[str, list[str]] = {}
     for column in comparison.columns:
         values = [row.values.get(column, EMPTY_CELL) for row in rows]
         columns[rows[0].names[column]] = [round_floats(str(value)) for value in values]
     if other_metrics:
         # Quality stands before times.
-        for other in sorted(table.values(), key=lambda other: other.kind != "quality"):
-            if other.column and other.name not in (metric.name, EPOCH_S.name):
+        for other in sorted(metrics.values(), key=lambda other: other.kind != "quality"):
+            if other.column and other.name not in (comparison.metric.name, EPOCH_S.name):
                 columns |= _format_metric(comparison, other)
         times = [row.epoch_s for row in rows]
         columns["range of epoch, s"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
     else:
-        columns |= _format_metric(comparison, metric)
+        columns |= _format_metric(comparison, comparison.metric)
         if comparison.eval_split != "test":
-            columns |= _format_metric(comparison, replace(table["eval_acc"], name=TEST_ACC, column="test accuracy, %"))
+            test_accuracy = replace(metrics["eval_acc"], name=TEST_ACC, column="test accuracy, %")
+            columns |= _format_metric(comparison, test_accuracy)
         columns |= _format_metric(comparison, EPOCH_S)
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
         columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
@@ -170,19 +177,20 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     return [dict(zip(shown, cells, strict=True)) for cells in zip(*shown.values(), strict=True)]
 
 
-def _marked(comparison: Comparison) -> list[str]:
+def _find_marked_settings(comparison: Comparison) -> list[str]:
     """Return the settings to mark as within noise of the best one; none if all are, as the sentence says."""
     return comparison.within_noise if len(comparison.within_noise) < len(comparison.leads) else []
 
 
 def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
     """Format a metric of all rows by its title, with a mark at the quality of settings within noise of the best."""
-    title, rows = comparison.title(metric), comparison.sorted_rows
+    title = comparison.title(metric)
+    rows = comparison.sorted_rows
     if metric.kind == "quality":
         by_row = [row.quality_by_seed(metric.name).values() for row in rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
-        marked = _marked(comparison) if metric is comparison.metric else []
-        marks = [f"{MARK} " * (row.label_without_loader in marked) for row in rows]
+        marked = _find_marked_settings(comparison) if metric is comparison.metric else []
+        marks = [f"{MARK} " if row.label_without_loader in marked else "" for row in rows]
         return {title: [mark + cell for mark, cell in zip(marks, cells, strict=True)]}
     spreads = [row.spreads[metric.name] for row in rows]
     style = format_seconds if metric.digits is None else f"{{:,.{metric.digits}f}}".format
@@ -197,13 +205,16 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
         for row in comparison.rows:
             cells: dict[str, object] = {"comparison": index, "machine": comparison.machine_and_data}
             cells |= {**columns, **row.values, "runs": len(row.runs), "runs_timed": sum(map(len, row.rounds.values()))}
-            ratio = comparison.ratio(row)
-            ratios = (ratio.mean, ratio.low, ratio.high) if ratio else (None,) * 3
-            cells |= zip(("ratio_to_fastest", "ratio_low", "ratio_high"), ratios, strict=True)
+            ratio = comparison.ratio_to_baseline(row)
+            cells["ratio_to_fastest"] = ratio and ratio.mean
+            cells |= {"ratio_low": ratio and ratio.low, "ratio_high": ratio and ratio.high}
             for name in (*build_epoch_table(), TEST_ACC):
                 values = row.quality_by_seed(name).values()
                 spread = row.spreads.get(name) or (Spread.of(values) if values else None)
-                cells[name] = fmean(values) if name not in row.spreads and values else spread and spread.median
+                if values and name not in row.spreads:
+                    cells[name] = fmean(values)
+                else:
+                    cells[name] = spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
             cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
@@ -215,7 +226,7 @@ def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter,
     """Format a table, with numbers aligned at the right; empty without rows."""
     if not rows:
         return ""
-    cells = [{clean(title): (link if title == RUN else clean)(cell) for title, cell in row.items()} for row in rows]
+    cells = [{clean(title): link(cell) if title == RUN else clean(cell) for title, cell in row.items()} for row in rows]
     number = re.compile(rf"({MARK} )?-?\d[\d.,e-]*( ± [\d.]+|×)?|–")
     numeric = [all(number.fullmatch(row[title]) for row in rows) for title in rows[0]]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]

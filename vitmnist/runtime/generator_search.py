@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from inspect import getattr_static
 from logging import Logger
-from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-LEAF_TYPES = (
-    *(int, float, str, bytes, type(None), torch.Tensor, np.ndarray),
-    *(ModuleType, type, BuiltinFunctionType, Logger),  # A logger refers to all loggers.
-)
-"""Objects of these types are not searched for generators."""
+LEAF_TYPES = (int, float, str, bytes, NoneType, torch.Tensor, np.ndarray, ModuleType, type, BuiltinFunctionType, Logger)
+"""Objects of these types are not searched for generators. A logger refers to all loggers."""
 MAX_ELEMENTS = 1000
 """Containers with more elements are not searched: they hold data, such as a million file names."""
 MAX_SEARCHED = 20_000
@@ -46,18 +43,18 @@ PLAIN_TYPES = (bool, int, float, str)
 def find_generators(roots: Iterable[object]) -> Iterator[tuple[str, StateAccess]]:
     """Yield the name and the state access of each generator that an object can use."""
     for instance in find_reachable(roots):
-        for kind, access_to in GENERATOR_TYPES.items():
+        for kind, get_access in GENERATOR_TYPES.items():
             if isinstance(instance, kind) and not isinstance(instance, random.SystemRandom):  # It has no state.
-                yield f"a {type(instance).__name__} of its own", access_to(instance)
+                yield f"a {type(instance).__name__} of its own", get_access(instance)
         # State that affects samples is in an attribute of a dataset, a transform or a collate function.
-        kind = type(instance)
-        if not _is_library(kind.__module__) and any(hasattr(kind, method) for method in SAMPLE_METHODS):
+        cls = type(instance)
+        if not _is_library(cls.__module__) and any(hasattr(cls, method) for method in SAMPLE_METHODS):
             yield from find_plain_attributes(instance)
 
 
 def find_plain_attributes(instance: object) -> Iterator[tuple[str, StateAccess]]:
     """Yield the name and the state access of each attribute that is a number, a flag or a string."""
-    own = getattr(instance, "__dict__", {})
+    attributes = getattr(instance, "__dict__", {})
 
     def read(name: str) -> object:
         # Holding the dictionaries of classes instead would lead searches through all their methods.
@@ -65,10 +62,10 @@ def find_plain_attributes(instance: object) -> Iterator[tuple[str, StateAccess]]
         return value if type(value) in PLAIN_TYPES else str(type(value))
 
     def write(name: str, value: object) -> None:
-        if name in own and type(own[name]) in PLAIN_TYPES:
-            own[name] = value
+        if name in attributes and type(attributes[name]) in PLAIN_TYPES:
+            attributes[name] = value
 
-    for name in ChainMap(own, *map(vars, type(instance).__mro__)):  # type: ignore[arg-type]
+    for name in ChainMap(attributes, *map(vars, type(instance).__mro__)):  # type: ignore[arg-type]
         if not name.startswith("__") and type(getattr_static(instance, name)) in PLAIN_TYPES:
             yield f"{type(instance).__name__}.{name}", (partial(read, name), partial(write, name))
 
@@ -91,23 +88,23 @@ def _list_referents(instance: object) -> list[Any]:
         return []
     if isinstance(instance, FunctionType):
         return _list_function_referents(instance)
-    parts = gc.get_referents(instance)  # Attributes, elements, the object of a method, the arguments of a partial
-    for kind in type(instance).__mro__:
-        is_library = _is_library(kind.__module__)
-        for name, part in vars(kind).items():
+    referents = gc.get_referents(instance)  # Attributes, elements, the object of a method, the arguments of a partial
+    for cls in type(instance).__mro__:
+        is_library = _is_library(cls.__module__)
+        for name, member in vars(cls).items():
             if name in SAMPLE_METHODS or not (is_library or name.startswith("__")):
-                parts.append(part)
-    return parts
+                referents.append(member)
+    return referents
 
 
 def _list_function_referents(function: FunctionType) -> list[Any]:
     """Return the variables and defaults that a function uses, and the generators in modules that it uses."""
     names = [] if _is_library(function.__globals__.get("__name__")) else list(_iterate_names(function.__code__))
-    parts = [function.__globals__.get(name) for name in names]
-    modules = [part for part in parts if isinstance(part, ModuleType)]
+    referents = [function.__globals__.get(name) for name in names]
+    modules = [value for value in referents if isinstance(value, ModuleType)]
     attributes = [vars(module).get(name) for module in modules for name in names]
-    parts += [part for part in attributes if isinstance(part, tuple(GENERATOR_TYPES))]
-    return [*parts, function.__closure__, function.__defaults__, function.__kwdefaults__]
+    referents += [value for value in attributes if isinstance(value, tuple(GENERATOR_TYPES))]
+    return [*referents, function.__closure__, function.__defaults__, function.__kwdefaults__]
 
 
 def _is_library(module: object) -> bool:
