@@ -1,6 +1,6 @@
 """The configuration: its schema, composition and validation."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -22,6 +22,11 @@ def parse_key(override: str) -> str:
 def is_hydra_override(override: str) -> bool:
     """Whether an override belongs to Hydra's own configuration."""
     return parse_key(override).startswith("hydra")
+
+
+def is_under(key: str, sections: Sequence[str]) -> bool:
+    """Whether a dotted key equals one of `sections` or lies below one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def without_keys(overrides: Iterable[str], keys: Collection[str]) -> list[str]:

@@ -17,7 +17,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 
 from vitmnist.config import CONF, is_group, parse_key
-from vitmnist.config.schema import Config
+from vitmnist.config.schema import FREE_KEYS, Config
 from vitmnist.errors import ConfigError
 
 
@@ -52,8 +52,8 @@ OmegaConf.register_new_resolver(
 # Two runs can start in the same second, even with the same process ID in two containers.
 OmegaConf.register_new_resolver("run_token", lambda: secrets.token_hex(3), use_cache=True, replace=True)
 _schema = OmegaConf.structured(Config)
-# The keys of `lr_scale` are patterns; elsewhere a new key is an error.
-OmegaConf.set_struct(_schema.lr_scale, False)
+for _key in FREE_KEYS:  # Elsewhere, a new key is an error.
+    OmegaConf.set_struct(OmegaConf.select(_schema, _key), False)
 ConfigStore.instance().store(name="config_schema", node=_schema)
 
 

@@ -9,7 +9,7 @@ Give a new key a default only if it reproduces the old behaviour, because the de
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
@@ -118,7 +118,7 @@ class Config:
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING
-    lr_scale: dict[str, float] = section(dict, at_least=0)
+    lr_scale: dict[str, float] = section(dict, at_least=0, has_free_keys=True)
     data: DataConfig = section(DataConfig)
     loss: dict[str, Any] = config_field(registry="vitmnist.losses:LOSSES")
     optimizer: dict[str, Any] = config_field(registry="vitmnist.optim.optimizers:OPTIMIZERS")
@@ -155,16 +155,17 @@ def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[
             yield from iterate_metadata(option.default_factory, key)
 
 
+FREE_KEYS = [key for key, metadata in iterate_metadata() if metadata.has_free_keys]
+"""The keys of dicts that are values, not sections."""
+IGNORED_KEYS = [key for key, metadata in iterate_metadata() if metadata.affects == "nothing"]
+"""The keys and sections that affect neither the result nor the time, so that comparisons ignore them."""
+
+
 def iterate_registries() -> Iterator[tuple[str, Any]]:
     """Yield the key of each config group and its `ConfigGroup`, which this module cannot import from a layer above."""
     for key, metadata in iterate_metadata():
         if metadata.registry:
             yield key, resolve_name(metadata.registry)
-
-
-def find_ignored_keys() -> list[str]:
-    """List the keys and sections that affect neither the result nor the time, so that comparisons ignore them."""
-    return [key for key, metadata in iterate_metadata() if metadata.affects == "nothing"]
 
 
 def find_changeable_keys(config: Config) -> list[str]:
@@ -184,17 +185,13 @@ def to_json_values(config: DataclassInstance) -> dict[str, Any]:
 def flatten_keys(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten a nested configuration: the values by their dotted keys."""
     flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if key == "lr_scale":  # A dict whose order matters: the last pattern that fits a parameter counts.
-            flat[f"{prefix}{key}"] = str(value)
+    for name, value in config.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in FREE_KEYS:
+            flat |= flatten_keys(value, f"{key}.")
         else:
-            flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+            flat[key] = str(value) if key in FREE_KEYS else value  # As text, dicts of another order differ.
     return flat
-
-
-def is_under(key: str, sections: Sequence[str]) -> bool:
-    """Whether a dotted key equals one of `sections` or lies below one."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 def fill_defaults(recorded: Mapping[str, Any], schema: type[DataclassInstance] = Config) -> dict[str, Any]:

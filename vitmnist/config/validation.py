@@ -36,6 +36,7 @@ class KeyMetadata:
     at_most: float | None = None
     below: float | None = None
     is_range: bool = False  # The value is a pair of numbers, the lower one first.
+    has_free_keys: bool = False  # The value is a dict whose keys are the user's, and whose order matters.
     allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
     # What the key can change. `execution`: the time, and the result by rounding or the statistics of a microbatch.

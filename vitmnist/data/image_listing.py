@@ -31,6 +31,8 @@ to_nfc = partial(unicodedata.normalize, "NFC")
 
 ClassOfImage = dict[str, str]
 """The class of each image of a split, by the image's path relative to the dataset's folder."""
+Remark = tuple[int, str]
+"""What a listing leaves out or assumes, with the level at which it is logged."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ImageListing:
         containers: the files that contain the images, such as Parquet files; empty if each image is a file.
         folds: the fold of each training image, if any.
         class_order: the names of the classes in their order; None: sorted.
+        remarks: logged if the images are decoded; listing alone logs nothing.
     """
 
     folder: Path
@@ -52,6 +55,7 @@ class ImageListing:
     containers: Sequence[Path] = ()
     folds: Mapping[str, int] | None = None
     class_order: Sequence[str] | None = None
+    remarks: Sequence[Remark] = ()
 
     def find_classes(self) -> list[str]:
         """Return the classes of the training images, in `class_order` or sorted.
@@ -86,15 +90,18 @@ def find_images(names: Sequence[str]) -> list[Path]:
         DataError: a folder has no images, or a pattern has no match.
     """
     images: list[Path] = []
+    remarks: list[Remark] = []
     for name in names:
         matches = [name] if not has_magic(name) or Path(name).exists() else sorted(glob(name, recursive=True))
         if not matches:
             raise DataError(f"{name}: matches no file")
         for path in map(Path, matches):
-            inside = select_images(list_files(path)) if path.is_dir() else [path]
+            inside = select_images(list_files(path), remarks) if path.is_dir() else [path]
             if not inside:
                 raise DataError(f"{path}: holds no image ({', '.join(EXTENSIONS)})")
             images += inside
+    for remark in remarks:
+        log.log(*remark)
     return list(dict.fromkeys(images))
 
 
@@ -117,13 +124,14 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def select_images(files: Sequence[Path]) -> list[Path]:
-    """Return the files with the extension of an image, and log the number of other files by extension."""
+def select_images(files: Sequence[Path], remarks: list[Remark]) -> list[Path]:
+    """Return the files with the extension of an image, and remark on the number of other files by extension."""
     images = [path for path in files if path.name.lower().endswith(EXTENSIONS)]
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
-        log.warning("files left out by their endings: %s; images end in %s", counts, ", ".join(EXTENSIONS))
+        text = f"files left out by their endings: {counts}; images end in {', '.join(EXTENSIONS)}"
+        remarks.append((logging.WARNING, text))
     return images
 
 
@@ -132,25 +140,27 @@ def sort_by_hash(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: hashlib.sha256(os.fsencode(to_nfc(name))).digest())
 
 
-def list_splits(folder: Path) -> dict[str, ClassOfImage]:
-    """Return the images of each split, from folders of classes. Without folders of splits, all are training images.
+def list_class_folders(folder: Path, read: ReadImage) -> ImageListing:
+    """List the images of each split from folders of classes. Without folders of splits, all are training images.
 
     Raises:
         DataError: it is unclear which folders are splits.
     """
     splits: dict[str, ClassOfImage] = {}
-    for split, parent in _find_split_folders(folder).items():
-        images = select_images(list_files(parent))
+    remarks: list[Remark] = []
+    for split, parent in _find_split_folders(folder, remarks).items():
+        images = select_images(list_files(parent), remarks)
         if stray := [path.name for path in images if path.parent == parent]:
-            log.warning("%s: images outside of the folders of classes are left out: %s", parent, join_names(stray))
+            text = f"{parent}: images outside of the folders of classes are left out: {join_names(stray)}"
+            remarks.append((logging.WARNING, text))
         images = [path for path in images if path.parent != parent]
         classes = [to_nfc(path.relative_to(parent).parts[0]) for path in images]
         if empty := sorted({to_nfc(path.name) for path in _list_folders(parent)}.difference(classes)):
-            log.warning("%s: folders without images are left out: %s", parent, join_names(empty))
+            remarks.append((logging.WARNING, f"{parent}: folders without images are left out: {join_names(empty)}"))
         if parent == folder:
             _refuse_splits(folder, images)
         splits[split] = dict(zip((path.relative_to(folder).as_posix() for path in images), classes, strict=True))
-    return splits
+    return ImageListing(folder, splits, read, remarks=remarks)
 
 
 def _refuse_splits(folder: Path, images: Sequence[Path]) -> None:
@@ -167,7 +177,7 @@ def _refuse_splits(folder: Path, images: Sequence[Path]) -> None:
         )
 
 
-def _find_split_folders(folder: Path) -> dict[str, Path]:
+def _find_split_folders(folder: Path, remarks: list[Remark]) -> dict[str, Path]:
     """Return the folder of each split in the order of `SPLITS`; `folder` itself if it contains folders of classes.
 
     The folder of a split has a word of `SPLITS` in its name, as in `training_set`. Since a class can have such a name
@@ -187,15 +197,16 @@ def _find_split_folders(folder: Path) -> dict[str, Path]:
             "data.dataset.labels=FILE.csv, which names the class of each image"
         )
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
-    log.info("%s: %s", folder, ", ".join(f"{split} split from {path.name}" for split, path in folders.items()))
+    sources = ", ".join(f"{split} split from {path.name}" for split, path in folders.items())
+    remarks.append((logging.INFO, f"{folder}: {sources}"))
     others = [path for path in subfolders if path not in folders.values()]
-    if len(folders) == 1 and any(select_images(list_files(path)) for path in others):
+    if len(folders) == 1 and any(select_images(list_files(path), remarks) for path in others):
         raise DataError(
             f"{folder}: it is unclear whether {folders['train'].name} is a split or a class next to "
             f"{join_names(path.name for path in others)}; name splits train, val and test, or move the others away"
         )
     if others:
-        log.warning("%s: not used: %s", folder, join_names(path.name for path in others))
+        remarks.append((logging.WARNING, f"{folder}: not used: {join_names(path.name for path in others)}"))
     return folders
 
 

@@ -1,18 +1,17 @@
 """Reads a table of labels: a CSV file with the file and the class of each image, and optionally its split and fold."""
 
 import csv
-import logging
 import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
-from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassOfImage, to_nfc
+from vitmnist.data.image_listing import SPLIT_OF, SPLITS, ClassOfImage, ImageListing, Remark, to_nfc
+from vitmnist.data.images import ReadImage
 from vitmnist.errors import DataError, join_names
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -25,10 +24,8 @@ class TableColumns:
     fold: str | None = "fold"
 
 
-def read_label_table(
-    table: Path, columns: TableColumns, suffix: str, folder: Path
-) -> tuple[dict[str, ClassOfImage], dict[str, int]]:
-    """Return the images of each split, and the fold of each image by its path relative to `folder`.
+def read_label_table(table: Path, columns: TableColumns, suffix: str, folder: Path, read: ReadImage) -> ImageListing:
+    """List the images in `folder` with the classes, splits and folds in a table.
 
     Args:
         table: the CSV file, in UTF-8.
@@ -44,7 +41,7 @@ def read_label_table(
         with table.open(encoding="utf-8-sig", newline="") as file:  # Spreadsheets write a byte order mark.
             rows = csv.DictReader(file)
             rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
-            _check_columns(table, columns, rows.fieldnames)
+            remarks = _check_columns(table, columns, rows.fieldnames)
             for row in rows:
                 try:
                     name, label, split, fold = _parse_row(row, columns, suffix, folder)
@@ -57,10 +54,12 @@ def read_label_table(
                     folds[name] = fold
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"data.dataset.labels={table}: cannot be read: {error}") from error
-    return {split: images for split, images in splits.items() if images or split == "train"}, folds
+    splits = {split: images for split, images in splits.items() if images or split == "train"}
+    return ImageListing(folder, splits, read, folds=folds, remarks=remarks)
 
 
-def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> None:
+def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> list[Remark]:
+    """Raise `DataError` if a column is missing; remark on those that are not used."""
     required = [columns.file, columns.label]
     # A table may lack the split and the fold, unless the configuration gives their columns other names.
     optional = {columns.split: TableColumns.split, columns.fold: TableColumns.fold}
@@ -68,8 +67,8 @@ def _check_columns(table: Path, columns: TableColumns, names: Sequence[str]) -> 
     if missing := [name for name in required if name not in names]:
         problem = f"has no column {' and '.join(missing)}, only {join_names(names) or 'none'}"
         raise DataError(f"{table}:1: {problem}; set data.dataset.columns='{{file: NAME, label: NAME}}'")
-    if unused := [repr(name) for name in names if name and name not in (*required, *optional)]:
-        log.warning("%s: columns that are not used: %s", table, join_names(unused))
+    unused = [repr(name) for name in names if name and name not in (*required, *optional)]
+    return [(WARNING, f"{table}: columns that are not used: {join_names(unused)}")] if unused else []
 
 
 def _parse_row(

@@ -1,15 +1,15 @@
 """The evaluation of a trained model: its configuration, its dataset and its results."""
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from vitmnist.config import parse_key
-from vitmnist.config.schema import Config, DataConfig, flatten_keys, is_under, iterate_metadata
+from vitmnist.config import is_under, parse_key
+from vitmnist.config.schema import Config, DataConfig, flatten_keys, iterate_metadata
 from vitmnist.config.validation import KeyMetadata
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
@@ -82,12 +82,12 @@ def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
             allowed = ", ".join(CHANGEABLE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
     config, trained = load_recorded_config(folder, [*overrides]), load_recorded_config(folder, [])
-    selecting = _find_selecting_keys(config.data)
+    selecting = {key: metadata for key, metadata in _iterate_data_metadata(config.data) if metadata.selects}
     values, trained_values = (flatten_keys({"data": vars(each.data)}) for each in (config, trained))
     active = [
         key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.neutral)
     ]
-    if _find_location(config.data) != _find_location(trained.data):
+    if _separate_location(config.data)[0] != _separate_location(trained.data)[0]:
         if unclear := [key for key in active if key not in keys.values()]:
             neutral = {key: selecting[key].neutral for key in unclear}
             all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in neutral.items())
@@ -107,7 +107,7 @@ def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
     """Build the dataset of an evaluation, and warn if images of the run in `folder` have changed since training."""
     dataset = hold_out_and_normalize(build_dataset(config.data.dataset, config.data.root), config.data)
     trained = load_recorded_config(folder, [])
-    if trained.limit_batches or _without_location(config.data) != _without_location(trained.data):
+    if trained.limit_batches or _separate_location(config.data)[1] != _separate_location(trained.data)[1]:
         return dataset  # The run was trained on a part of these images, or on others.
     recorded = (read_run(folder).result.dataset or {}).get("sha256") or {}
     for name in dataset.splits:
@@ -117,26 +117,17 @@ def load_evaluation_dataset(folder: Path, config: Config) -> Dataset:
     return dataset
 
 
-def _find_selecting_keys(data: DataConfig) -> dict[str, KeyMetadata]:
-    """Return the keys that divide or limit the images of a dataset, with their metadata."""
+def _iterate_data_metadata(data: DataConfig) -> Iterator[tuple[str, KeyMetadata]]:
+    """Yield the keys of the section `data` and of the options of its dataset, with their metadata."""
     _, options = DATASETS.resolve(data.dataset)
-    keys = [*iterate_metadata(DataConfig, "data"), *iterate_metadata(type(options), "data.dataset")]
-    return {key: metadata for key, metadata in keys if metadata.selects}
+    yield from iterate_metadata(DataConfig, "data")
+    yield from iterate_metadata(type(options), "data.dataset")
 
 
-def _locating_options(data: DataConfig) -> list[str]:
-    """The options that locate the images of the dataset: they are marked as allowed to change on resuming."""
-    _, options = DATASETS.resolve(data.dataset)
-    return [name for name, metadata in iterate_metadata(type(options)) if metadata.may_change]
-
-
-def _find_location(data: DataConfig) -> list[object]:
-    """Return the name of a dataset, and the values of the options that locate its images, resolved as paths."""
-    options = data.dataset
-    return [options["name"], *(Path(str(options.get(key))).expanduser().resolve() for key in _locating_options(data))]
-
-
-def _without_location(data: DataConfig) -> DataConfig:
-    """Return the configuration of the data without the root and the options that locate the images."""
-    locating = _locating_options(data)
-    return replace(data, root="", dataset={key: value for key, value in data.dataset.items() if key not in locating})
+def _separate_location(data: DataConfig) -> tuple[dict[str, Path], dict[str, Any]]:
+    """Return the name and the location of the images, as paths, and the other values but the root, by key."""
+    values = flatten_keys({"data": vars(data)})
+    locating = [key for key, metadata in _iterate_data_metadata(data) if metadata.may_change]  # on resuming
+    location = {key: value for key, value in values.items() if is_under(key, ["data.dataset.name", *locating])}
+    others = {key: value for key, value in values.items() if not is_under(key, ["data.root", *locating])}
+    return {key: Path(str(value)).expanduser().resolve() for key, value in location.items()}, others

@@ -13,7 +13,8 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
+from vitmnist.config import is_under
+from vitmnist.config.schema import IGNORED_KEYS, flatten_keys
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
@@ -306,7 +307,7 @@ def _displayed_config(run: Run) -> dict[str, Any]:
 
 def _varied_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     recorded = [config for config in configs if config]  # Skip runs without a recorded configuration.
-    ignored = [*find_ignored_keys(), "seed", "data.holdout_seed", "data.fold"]
+    ignored = [*IGNORED_KEYS, "seed", "data.holdout_seed", "data.fold"]
     keys = dict.fromkeys(key for config in recorded for key in config)
     return [key for key in keys if not is_under(key, ignored) and _varies(key, recorded)]
 

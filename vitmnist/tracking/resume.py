@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from vitmnist.config import is_group, is_hydra_override, parse_key, without_keys
-from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, flatten_keys, is_under, to_json_values
+from vitmnist.config import is_group, is_hydra_override, is_under, parse_key, without_keys
+from vitmnist.config.schema import FREE_KEYS, Config, fill_defaults, find_changeable_keys, flatten_keys, to_json_values
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
 from vitmnist.metrics.epoch_record import Monitor
@@ -76,9 +76,8 @@ def describe_completed(folder: Path, config: Config) -> str | None:
     path, epochs, metric = display_path(folder), run.result.epochs, find_metric(config.monitor, "monitor")
     is_stopped_early = Monitor(metric, config.patience).is_exhausted(epochs)
     epochs_left = config.epochs_to_train - len(epochs)
-    values, recorded = flatten_keys(to_json_values(config)), to_json_values(load_recorded_config(folder, []))
-    # A value that replaced `auto` was recorded.
-    is_other_run = any(values.get(key) != "auto" for key in _find_refused_changes(recorded, config))
+    changes = _find_refused_changes(to_json_values(load_recorded_config(folder, [])), config)
+    is_other_run = any(new != "auto" for _, new in changes.values())  # A value that replaced `auto` was recorded.
     # A larger `epochs` alone does not continue a run that stopped early.
     if is_other_run or epochs_left < 0 or (epochs_left and not is_stopped_early):
         if has_checkpoint(folder):
@@ -107,8 +106,7 @@ def check_resumable(recorded: Mapping[str, Any], config: Config, started_epochs:
             than are configured.
     """
     if changed := _find_refused_changes(recorded, config):
-        old, new = flatten_keys(recorded), flatten_keys(to_json_values(config))
-        changes = ", ".join(f"{key}={new.get(key)} (it was {old.get(key)})" for key in changed)
+        changes = ", ".join(f"{key}={new} (it was {old})" for key, (old, new) in changed.items())
         raise ConfigError(
             f"resume: the run began with another configuration: {changes}; only "
             f"{', '.join(find_changeable_keys(config))} may change"
@@ -120,12 +118,11 @@ def check_resumable(recorded: Mapping[str, Any], config: Config, started_epochs:
         )
 
 
-def _find_refused_changes(recorded: Mapping[str, Any], config: Config) -> list[str]:
-    """List the keys that differ, except those that a resumed run may change."""
-    old, new = flatten_keys(recorded), flatten_keys(to_json_values(config))
-    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    allowed = find_changeable_keys(config)
-    return [key for key in changed if not is_under(key, allowed)]
+def _find_refused_changes(recorded: Mapping[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
+    """Return the old and the new value of each key that differs, except those that a resumed run may change."""
+    old, new, allowed = flatten_keys(recorded), flatten_keys(to_json_values(config)), find_changeable_keys(config)
+    keys = [key for key in sorted(old.keys() | new.keys()) if not is_under(key, allowed)]
+    return {key: (old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)}
 
 
 def load_recorded_config(folder: Path, overrides: list[str]) -> Config:
@@ -160,7 +157,7 @@ def _apply(config: DictConfig, override: Override, hydra_overrides: list[str]) -
             f"{override.input_line}: cannot be combined with resume=; set keys such as epochs=10, or data/loader=NAME"
         )
     if not is_group(key):
-        OmegaConf.update(config, key, value, merge=key != "lr_scale")
+        OmegaConf.update(config, key, value, merge=key not in FREE_KEYS)
         return
     section = key.replace("/", ".")
     target = override.package or section

@@ -76,15 +76,10 @@ class DecodingOptions(SizeOptions):
         """Return the value for `mode: auto`: rgb if any of a hundred images of the splits has colours, else grey."""
         if self.mode != ColorMode.auto:
             return {}
-        package = logging.getLogger("vitmnist.data")
-        level = package.level
-        package.setLevel(logging.ERROR)  # The images are listed again when the dataset is built.
         try:
             listing = self.list_images()
         except (UserError, OSError):
             return {"mode": "grey"}  # Building the dataset raises the error again.
-        finally:
-            package.setLevel(level)
         for name in sort_by_hash(chain.from_iterable(listing.splits.values()))[:PROBED_IMAGES]:
             with suppress(DataError):  # It is reported when all images are decoded.
                 pixels = np.asarray(listing.read(listing.folder / name))
@@ -93,7 +88,7 @@ class DecodingOptions(SizeOptions):
         return {"mode": "grey"}
 
     def list_images(self) -> ImageListing:
-        """List the images of each split, and log what is left out; raises `ConfigError` or `DataError`."""
+        """List the images of each split, with remarks on what is left out; raises `ConfigError` or `DataError`."""
         raise NotImplementedError
 
 
@@ -108,7 +103,10 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     if options.range_32_bit and options.range_32_bit[0] == options.range_32_bit[1]:
         raise ConfigError(f"data.dataset.range_32_bit={[*options.range_32_bit]}: black and white must differ")
     options = replace(options, **options.resolve_auto())
-    listing = _sort_and_divide(options.list_images(), options.test_share)
+    listing = options.list_images()
+    for remark in listing.remarks:
+        log.log(*remark)
+    listing = _sort_and_divide(listing, options.test_share)
     # Refuse classes and sizes before anything is decoded.
     classes = listing.find_classes()
     options.select_rows({split: len(images) for split, images in listing.splits.items()})

@@ -1,21 +1,19 @@
 """Images of a Hugging Face dataset, read by its package `datasets` from a folder or a Parquet file."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from vitmnist.config.validation import section
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.data.datasets.decoding import DecodingOptions, decode_dataset
-from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, ImageListing, list_files
+from vitmnist.data.image_listing import SPLIT_OF, ClassOfImage, ImageListing, Remark, list_files
 from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.errors import ConfigError, DataError, MissingExtraError, as_data_error, join_names
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -41,7 +39,7 @@ class HuggingFaceOptions(DecodingOptions):
         import datasets
 
         key, folder = f"data.dataset.path={self.path}", Path(self.path).expanduser().absolute()
-        splits = _open_splits(key, folder)
+        splits, remarks = _open_splits(key, folder)
         features = splits["train"].features
         image = _find_column("image", self.columns.image, features, datasets.Image)
         label = _find_column("label", self.columns.label, features, datasets.ClassLabel)
@@ -60,13 +58,13 @@ class HuggingFaceOptions(DecodingOptions):
                 images[split] = {f"{split}/{row:08}": name for row, name in enumerate(names)}
         read = partial(_read_row, self.reader, encoded_rows, image)
         containers = list_files(folder) if folder.is_dir() else [folder]
-        return ImageListing(folder, images, read, containers, class_order=class_order)
+        return ImageListing(folder, images, read, containers, class_order=class_order, remarks=remarks)
 
 
 DATASETS.register("hugging_face", HuggingFaceOptions)(decode_dataset)
 
 
-def _open_splits(key: str, folder: Path) -> dict[str, Any]:
+def _open_splits(key: str, folder: Path) -> tuple[dict[str, Any], list[Remark]]:
     """Open the splits of a dataset that `save_to_disk` wrote, or of Parquet files; `key` begins the messages."""
     import datasets
 
@@ -84,9 +82,8 @@ def _open_splits(key: str, folder: Path) -> dict[str, Any]:
     splits = {split: named[name] for name, split in split_of.items()}
     if "train" not in splits or len(splits) < len(split_of):
         raise ConfigError(f"{key}: must have one split train, and at most one val and test; found {join_names(named)}")
-    if unused := [name for name in named if name not in split_of]:
-        log.warning("%s: splits that are not used: %s", key, join_names(unused))
-    return splits
+    unused = [name for name in named if name not in split_of]
+    return splits, [(WARNING, f"{key}: splits that are not used: {join_names(unused)}")] if unused else []
 
 
 def _read_row(reader: ImageReader, splits: Mapping[str, Any], column: str, path: Path) -> Pixels:

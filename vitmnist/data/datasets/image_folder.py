@@ -6,7 +6,7 @@ from pathlib import Path
 from vitmnist.config.validation import config_field, section
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.data.datasets.decoding import DecodingOptions, decode_dataset
-from vitmnist.data.image_listing import ImageListing, list_splits
+from vitmnist.data.image_listing import ImageListing, list_class_folders
 from vitmnist.data.label_table import TableColumns, read_label_table
 from vitmnist.errors import ConfigError
 
@@ -28,9 +28,8 @@ class ImageFolderOptions(DecodingOptions):
             problem = "there is no such folder; it must hold a folder per class"
             raise ConfigError(f"data.dataset.path={self.path}: {problem}")
         if not self.labels:
-            return ImageListing(folder, list_splits(folder), self.reader)
-        splits, folds = read_label_table(Path(self.labels).expanduser(), self.columns, self.suffix, folder)
-        return ImageListing(folder, splits, self.reader, folds=folds)
+            return list_class_folders(folder, self.reader)
+        return read_label_table(Path(self.labels).expanduser(), self.columns, self.suffix, folder, self.reader)
 
 
 DATASETS.register("image_folder", ImageFolderOptions)(decode_dataset)

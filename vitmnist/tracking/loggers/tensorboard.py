@@ -14,7 +14,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import RecordWriter
 from torch.utils.tensorboard.summary import hparams, image, text
 
-from vitmnist.config.schema import find_ignored_keys, flatten_keys, is_under
+from vitmnist.config import is_under
+from vitmnist.config.schema import IGNORED_KEYS, flatten_keys
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes, read_json_or_yaml
@@ -89,11 +90,10 @@ def _hyperparameters(result: Result) -> Summary:
     sweep: Any = read_json_or_yaml(record) if record.exists() else None
     varied = [text for text in result.overrides if not sweep or text not in sweep["hydra"]["overrides"]["task"]]
     overridden = [text.partition("=")[0].lstrip("+").replace("/", ".") for text in varied]
-    ignored = find_ignored_keys()
     values: dict[str, float | str] = {}
     for key, value in flatten_keys(result.config or {}).items():
         name = key.removesuffix(".name")  # The member of a group, as it is set on the command line
-        if name in ("seed", *overridden) and not is_under(key, ignored) and not isinstance(value, list):
+        if name in ("seed", *overridden) and not is_under(key, IGNORED_KEYS) and not isinstance(value, list):
             # HParams shows the seed 1 as 1.0000 if it is a number.
             values[name] = value if type(value) in (int, float) and "seed" not in key else str(value)
     # HParams would read a list of keys (`experiment`) of the first run alone, and miss the keys of others.
