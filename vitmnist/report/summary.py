@@ -29,7 +29,8 @@ def summarize_quality(comparison: Comparison) -> str:
 
     Empty if no run was completed.
     """
-    metric, groups = comparison.metric, comparison.quality_by_seed
+    metric = comparison.metric
+    groups = comparison.quality_by_seed
     if not groups:
         return ""
     label, values = next(iter(groups.items()))
@@ -58,8 +59,8 @@ def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
-    time, lowest = (float(format_seconds(each.median_s).replace(",", "")) for each in (row, baseline))
-    return f"{time / lowest:.2f}×"
+    time, fastest = (format_seconds(seconds).replace(",", "") for seconds in (row.median_s, baseline.median_s))
+    return f"{float(time) / float(fastest):.2f}×"
 
 
 def _count(values: Mapping[str, float]) -> str:
