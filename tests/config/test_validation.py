@@ -116,8 +116,8 @@ def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_a_key_that_declares_free_keys_is_one_value() -> None:
-    nested = {"lr_scale": {"*": 1}, "data": {"lr_scale": {"*": 1}}}
-    assert flatten_keys(nested) == {"lr_scale": "{'*': 1}", "data.lr_scale.*": 1}
+    flat = flatten_keys({"lr_scale": {"*": 1}, "data": {"lr_scale": {"*": 1}}})
+    assert flat == {"lr_scale": "{'*': 1}", "data.lr_scale.*": 1}
 
 
 @dataclass
