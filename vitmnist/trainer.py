@@ -162,22 +162,14 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches."""
         config, world = self.config, self.world
-        setup.check_config(config)
-        setup.check_model(config, self.device)
-        dataset = setup.prepare_splits(setup.read_dataset(config, world), config)
+        setup.check_config(config, self.device)
+        dataset = setup.read_dataset(config, world)
         setup.check_eval_split(dataset, config)
         setup.check_same_on_machines(dataset, config, world)
-        sampler = EpochSampler(
-            len(dataset.train),
-            config.batch_size,
-            seed=config.seed,
-            shuffle=config.data.shuffle,
-            drop_last=config.data.drop_last,
-            rank=world.rank,
-            world_size=world.size,
-            labels=dataset.train.labels,
+        data, labels = config.data, dataset.train.labels
+        return dataset, EpochSampler(
+            len(labels), config.batch_size, config.seed, data.shuffle, data.drop_last, world.rank, world.size, labels
         )
-        return dataset, sampler
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build model, loss, optimizer, schedule and training step."""
@@ -246,8 +238,7 @@ class Trainer:
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
-            selection, loader = select_loader(options, train, sampler, step.device, make_candidate)
-        return selection, loader
+            return select_loader(options, train, sampler, step.device, make_candidate)
 
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training."""

@@ -13,7 +13,7 @@ import yaml
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.config import CONF
 from vitmnist.config.compose import compose, make_job_name, make_run_label
-from vitmnist.config.schema import Config, iterate_registries, to_json_values
+from vitmnist.config.schema import Config, flatten_keys, iterate_registries, to_json_values
 from vitmnist.config.validation import config_field, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -113,6 +113,11 @@ def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -
         recorded = to_json_values(validate(Config, compose([]))) | {"init": text, "init_skip": [text]}
         config = validate(Config, recorded)
         assert (config.init, config.init_skip) == (text, [text])
+
+
+def test_only_a_key_that_declares_free_keys_is_one_value() -> None:
+    flat = flatten_keys({"lr_scale": {"*": 1}, "data": {"lr_scale": {"*": 1}}})
+    assert flat == {"lr_scale": "{'*': 1}", "data.lr_scale.*": 1}
 
 
 @dataclass

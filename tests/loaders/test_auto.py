@@ -19,6 +19,7 @@ from vitmnist.data.sources import SampleSource, TensorSet
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.decoded import RamLoader
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.registry import NoOptions
@@ -75,9 +76,7 @@ def test_the_fastest_is_chosen_and_the_table_says_why() -> None:
     assert slow["epoch_s"]["low"] > fast["epoch_s"]["low"] > 0
     assert (broken["name"], broken["error"], broken["epoch_s"]) == ("broken", "its disk is gone", None)
     table = selection.format_table()
-    assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), (
-        "without a model there is nothing that waits"
-    )
+    assert re.search(r"^slow +0\.\d+ s +[\d.e-]+ s$", table, re.MULTILINE), "without a model, nothing waits"
     assert re.search(r"^broken +its disk is gone$", table, re.MULTILINE)
     assert re.search(r"chosen: ram, [\d.e-]+ s an epoch expected, the least$", table)
     with pytest.raises(ConfigError, match="no candidate can be used:\nbroken: its disk is gone"):
@@ -99,22 +98,12 @@ def test_a_file_is_not_written_if_memory_holds_the_samples(add_members: AddMembe
     assert {timing.name for timing in selection.candidates} == {*LOADERS.members()} - {"auto", "cache"}
 
 
-class StoringLoader(DirectLoader):
-    """Stores the samples, offers them, and takes those of another loader."""
-
-    takes_decoded = True
-
-    def __init__(self, options: NoOptions, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(options, source.store_all(StoreOptions()), sampler, device)
-        self.decoded = self.source
-
-
 @pytest.mark.parametrize("names", [("ram", "own", "prefetch", "gpu_slice"), ("own", "prefetch", "gpu_slice")])
 def test_a_mapped_dataset_is_read_once_for_all_candidates_in_memory(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, add_members: AddMembers
 ) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
-    add_members(LOADERS, own=(NoOptions, StoringLoader))
+    add_members(LOADERS, own=(NoOptions, type("Own", (RamLoader,), {"takes_decoded": True})))
     copies = []
     store_all = TensorSet.store_all
 

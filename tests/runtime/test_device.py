@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -39,13 +38,9 @@ def open_on_fake(data: TensorSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def open_loader(label: str, kind: type[FakeQueue] = FakeQueue, shuffle: str = "sample") -> tuple[Loader, FakeQueue]:
         queue = kind(DEVICE)  # the loaders of a device share its queue
         monkeypatch.setitem(device_module.QUEUES, DEVICE.type, lambda device: queue)
-
-        def values(name: str) -> dict[str, Any]:
-            options = {"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}
-            return {"name": name, **options.get(name, {})}
-
-        wrapper, _, base = label.rpartition(" of ")
-        options = {**values("prefetch"), "base": values(base)} if wrapper else values(base)
+        wrapper, _, name = label.rpartition(" of ")
+        base = {"name": name, **{"cache": {"folder": str(tmp_path)}, "disk": {"num_workers": 0}}.get(name, {})}
+        options = {"name": wrapper, "base": base} if wrapper else base
         return LOADERS.build(options, data, EpochSampler(50, 4, 1, shuffle), DEVICE), queue
 
     return open_loader

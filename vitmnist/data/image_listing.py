@@ -1,7 +1,6 @@
 """The images of a dataset or of a command line, listed by their paths before any is read."""
 
 import hashlib
-import logging
 import os
 import re
 import unicodedata
@@ -10,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from glob import glob, has_magic
+from logging import INFO, WARNING, getLogger
 from pathlib import Path
 
 from vitmnist.data.images import ReadImage
 from vitmnist.errors import DataError, join_names
 
-log = logging.getLogger(__name__)
+log = getLogger(__name__)
 
 EXTENSIONS = (
     ".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", ".avif", ".jp2",
@@ -130,8 +130,7 @@ def select_images(files: Sequence[Path], remarks: list[Remark]) -> list[Path]:
     others = Counter(path.suffix.lower() for path in set(files).difference(images))
     if others:
         counts = ", ".join(f"{count} {extension or 'without'}" for extension, count in sorted(others.items()))
-        text = f"files left out by their endings: {counts}; images end in {', '.join(EXTENSIONS)}"
-        remarks.append((logging.WARNING, text))
+        remarks.append((WARNING, f"files left out by their endings: {counts}; images end in {', '.join(EXTENSIONS)}"))
     return images
 
 
@@ -152,11 +151,11 @@ def list_class_folders(folder: Path, read: ReadImage) -> ImageListing:
         images = select_images(list_files(parent), remarks)
         if stray := [path.name for path in images if path.parent == parent]:
             text = f"{parent}: images outside of the folders of classes are left out: {join_names(stray)}"
-            remarks.append((logging.WARNING, text))
+            remarks.append((WARNING, text))
         images = [path for path in images if path.parent != parent]
         classes = [to_nfc(path.relative_to(parent).parts[0]) for path in images]
         if empty := sorted({to_nfc(path.name) for path in _list_folders(parent)}.difference(classes)):
-            remarks.append((logging.WARNING, f"{parent}: folders without images are left out: {join_names(empty)}"))
+            remarks.append((WARNING, f"{parent}: folders without images are left out: {join_names(empty)}"))
         if parent == folder:
             _refuse_splits(folder, images)
         splits[split] = dict(zip((path.relative_to(folder).as_posix() for path in images), classes, strict=True))
@@ -198,7 +197,7 @@ def _find_split_folders(folder: Path, remarks: list[Remark]) -> dict[str, Path]:
         )
     folders = {split: by_split[split] for split in SPLITS if split in by_split}
     sources = ", ".join(f"{split} split from {path.name}" for split, path in folders.items())
-    remarks.append((logging.INFO, f"{folder}: {sources}"))
+    remarks.append((INFO, f"{folder}: {sources}"))
     others = [path for path in subfolders if path not in folders.values()]
     if len(folders) == 1 and any(select_images(list_files(path), remarks) for path in others):
         raise DataError(
@@ -206,7 +205,7 @@ def _find_split_folders(folder: Path, remarks: list[Remark]) -> dict[str, Path]:
             f"{join_names(path.name for path in others)}; name splits train, val and test, or move the others away"
         )
     if others:
-        remarks.append((logging.WARNING, f"{folder}: not used: {join_names(path.name for path in others)}"))
+        remarks.append((WARNING, f"{folder}: not used: {join_names(path.name for path in others)}"))
     return folders
 
 

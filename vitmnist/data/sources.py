@@ -267,7 +267,7 @@ def collate_samples(samples: Sequence[object], indices: Sequence[int]) -> object
         DataError: torch cannot collate an object of this type, or tensors have different shapes.
     """
     try:
-        batch = collate_with({Image.Image: _collate_images}, samples)
+        batch = collate_with({Image.Image: lambda images, **_: torch.stack([*map(to_tensor, images)])}, samples)
     except (TypeError, RuntimeError) as error:
         raise DataError(
             f"samples {', '.join(map(str, indices[:3]))}, … do not make a batch: {error}; give them the same shape in "
@@ -282,7 +282,3 @@ def collate_with(functions: dict[Any, Callable[..., object]], samples: Sequence[
     from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
     return collate(samples, collate_fn_map={**default_collate_fn_map, **functions})
-
-
-def _collate_images(images: Sequence[Image.Image], *, collate_fn_map: object = None) -> Tensor:
-    return torch.stack([to_tensor(image) for image in images])

@@ -91,14 +91,20 @@ def select_loader(
     decoded: SampleSource | None = None  # Loaders that take decoded samples share them: memory stores them once.
     loaders: dict[str, Loader] = {}
     benchmark = Benchmark()
+
+    def build(name: str, candidate_source: SampleSource) -> LoaderCandidate:
+        started = time.perf_counter()
+        loader = LOADERS.build(options.candidate_config(name), candidate_source, sampler, device)
+        set_up_s = time.perf_counter() - started
+        return replace(make_candidate(loader), set_up_s=set_up_s)
+
     with ExitStack() as stack:
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
             takes_decoded = getattr(LOADERS.members()[name][1], "takes_decoded", False)
             candidate_source = decoded if decoded is not None and takes_decoded else source
-            build = partial(LOADERS.build, options.candidate_config(name), candidate_source, sampler, device)
-            loader = benchmark.add(name, partial(_build_candidate, build, make_candidate)).candidate.loader
+            loader = benchmark.add(name, partial(build, name, candidate_source)).candidate.loader
             if isinstance(loader, Loader):
                 loaders[name] = stack.enter_context(loader)
                 decoded = loader.decoded if decoded is None else decoded
@@ -118,15 +124,6 @@ def select_loader(
         other.close()
     reason = f"{epochs_s[fastest].median:.3g} s an epoch expected, the least"
     return LoaderSelection(fastest, reason, timings), selected
-
-
-def _build_candidate(
-    build: Callable[[], Loader], make_candidate: Callable[[Loader], LoaderCandidate]
-) -> LoaderCandidate:
-    started = time.perf_counter()
-    loader = build()
-    set_up_s = time.perf_counter() - started
-    return replace(make_candidate(loader), set_up_s=set_up_s)
 
 
 def _loaders_to_try(options: AutoOptions) -> list[str]:

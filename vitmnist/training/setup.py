@@ -35,34 +35,30 @@ def resolve_dataset_options(config: Config) -> Config:
     return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
-def check_config(config: Config) -> None:
-    """Raise `ConfigError` for values that are unknown or do not fit together."""
+def check_config(config: Config, device: torch.device) -> None:
+    """Raise `ConfigError` for values that are unknown or do not fit together, before the data is read.
+
+    The model is built if the size of the images is known by then.
+    """
     for key, registry in iterate_registries():
         registry.resolve(attrgetter(key)(config))
     build_augment(config.data)
     _, options = DATASETS.resolve(config.data.dataset)
     resolve_statistics(config.data.normalize, options.shape and options.shape[0])
-
-
-def check_model(config: Config, device: torch.device) -> None:
-    """Build the model before the data is read, if the image size is known by then; raise `ConfigError` if it fails."""
-    _, options = DATASETS.resolve(config.data.dataset)
     if options.shape:  # The number of classes is unknown before the data is read; use two.
         build_model(config, options.shape, num_classes=2, device=device, weights=None)
 
 
 def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset. On each machine, the first rank downloads or decodes it before the others read it."""
+    """Read the dataset, and apply the hold-out or the fold, the channel statistics and `limit_batches`.
+
+    On each machine, the first rank downloads or decodes it before the others read it.
+    """
     if world.local_rank:
         world.barrier()
     dataset = build_dataset(config.data.dataset, config.data.root)
     if not world.local_rank:
         world.barrier()
-    return dataset
-
-
-def prepare_splits(dataset: Dataset, config: Config) -> Dataset:
-    """Apply the hold-out or the fold, the channel statistics and `limit_batches` to a dataset."""
     dataset = hold_out_and_normalize(dataset, config.data)
     return dataset.draw_subset(config.limit_batches * config.batch_size) if config.limit_batches else dataset
 

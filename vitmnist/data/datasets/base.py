@@ -150,9 +150,8 @@ class Dataset:
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
         """Return a copy of the dataset with these channel statistics in every split."""
-        splits: dict[str, Any] = {
-            name: replace(split, mean=tuple(mean), std=tuple(std)) for name, split in self.splits.items()
-        }
+        statistics: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std)}
+        splits: dict[str, Any] = {name: replace(split, **statistics) for name, split in self.splits.items()}
         return replace(self, **splits)
 
     def draw_subset(self, size: int) -> Dataset:
