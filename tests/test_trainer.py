@@ -21,6 +21,7 @@ from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.registry import Member
 from vitmnist.runtime.random_state import seed_rank
 
 
@@ -33,7 +34,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    add_members(MODELS, cnn=(CNNOptions, calls.build))
+    add_members(MODELS, cnn=Member(CNNOptions, calls.build))
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -81,8 +82,7 @@ def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
 def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    add_members(MODELS, cnn=dropping)
+    add_members(MODELS, cnn=Member(CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5))))
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
@@ -94,8 +94,7 @@ def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
 ) -> None:
     """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
     shutil.copytree(runs / "cut", tmp_path / "cut")
-    count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
-    add_members(METRICS, labelled=count)
+    add_members(METRICS, labelled=Member(BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()))
     printed = succeed("resume=cut", "max_minutes=null")
     assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
     assert_same_weights(runs / "whole", tmp_path / "cut")
@@ -112,8 +111,7 @@ def test_a_metric_that_is_no_sum_over_the_images_is_refused(
         right = logits.argmax(dim=1) == labels
         return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
-    wrong = BatchMetric("%", tag="wrong"), compute
-    add_members(METRICS, wrong=wrong)
+    add_members(METRICS, wrong=Member(BatchMetric("%", tag="wrong"), compute))
     assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)
 
 
@@ -140,7 +138,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    add_members(MODELS, cnn=(CNNOptions, Tied))
+    add_members(MODELS, cnn=Member(CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

@@ -12,7 +12,7 @@ from tests.conftest import AddMembers
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
-from vitmnist.registry import NoOptions
+from vitmnist.registry import Member, NoOptions
 from vitmnist.training.setup import check_loss
 
 
@@ -67,10 +67,7 @@ def test_padding_must_not_change_a_loss(
     has_mixing: bool,
     message: str | None,
 ) -> None:
-    def build(options: NoOptions, *args: object) -> object:
-        return type(loss)() if isinstance(loss, nn.Module) else loss
-
-    add_members(LOSSES, custom=(NoOptions, build))
+    add_members(LOSSES, custom=Member(NoOptions, lambda *args: type(loss)() if isinstance(loss, nn.Module) else loss))
     states = torch.get_rng_state(), random.getstate()
     if message:
         with pytest.raises(ConfigError, match=message):
