@@ -15,7 +15,6 @@ from vitmnist.augment.base import derive_keys, draw_partners, random_bits
 from vitmnist.augment.preprocess import Compose, Preprocess
 
 NUMBER = 100
-PADDING = -100
 
 
 def mix(name: str, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -117,7 +116,7 @@ def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
     """Padding affects neither pixels nor labels nor the choice of partners, whatever it contains."""
     source, labels = images(8), torch.arange(8)
     expected = mix(name, source[:5], labels[:5], keys(8)[:5], 8)
-    labels[5:] = PADDING
+    labels[5:] = -100
     source[5:] = math.nan
     found = mix(name, source, labels, keys(8), 8)
     for ours, theirs in zip(found, expected, strict=True):

@@ -29,11 +29,6 @@ def read_image(path: Path, size: tuple[int, int], *options: Any, **named: Any) -
     return as_image(ImageReader(size, *options, **named)(path))
 
 
-def save(path: Path, image: Image.Image, **options: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, **options)
-
-
 def turned(orientation: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -54,7 +49,7 @@ def turned(orientation: int) -> Image.Exif:
 )
 @pytest.mark.parametrize("mode", ["grey", "rgb"])
 def test_any_mode_of_image_keeps_its_brightness(tmp_path: Path, image: Image.Image, expected: int, mode: str) -> None:
-    save(tmp_path / "image.tif", image)
+    image.save(tmp_path / "image.tif")
     found = np.asarray(read_image(tmp_path / "image.tif", (5, 5), mode, range_32_bit=(-100, 150)))
     assert found.mean() == pytest.approx(expected, abs=1)
 
@@ -65,8 +60,8 @@ def test_pixels_of_16_bits_are_scaled_by_one_rule(tmp_path: Path) -> None:
     (tmp_path / "dark.pgm").write_bytes(b"P5 9 9 65535\n" + dark.astype(">u2").tobytes())
     assert read_image(tmp_path / "dark.pgm", (9, 9), "grey").getextrema() == (1, 1)
     dark[0] = 4095
-    save(tmp_path / "deep.png", Image.fromarray(dark), transparency=200)
-    save(tmp_path / "twin.png", Image.fromarray((dark // 16).astype(np.uint8)), transparency=200 // 16)
+    Image.fromarray(dark).save(tmp_path / "deep.png", transparency=200)
+    Image.fromarray((dark // 16).astype(np.uint8)).save(tmp_path / "twin.png", transparency=200 // 16)
     deep, twin = (read_image(tmp_path / name, (9, 9), "grey", max_16_bit=4095) for name in ("deep.png", "twin.png"))
     assert deep == twin
 
@@ -94,7 +89,7 @@ def test_white_is_zero_where_a_tiff_file_says_so(tmp_path: Path, dtype: str) -> 
 def test_images_of_every_ending_are_read_and_of_several_frames_the_first(tmp_path: Path, ending: str) -> None:
     first, second = (smooth(seed, (64, 48)).convert("L").convert("RGB") for seed in (0, 1))
     frames = {"save_all": True, "append_images": [second]} if ending in (".gif", ".avif", ".webp", ".tif") else {}
-    save(tmp_path / f"image{ending}", first, **frames)
+    first.save(tmp_path / f"image{ending}", **frames)
     found = np.asarray(read_image(tmp_path / f"image{ending}", (48, 64), "grey"), dtype=float)
     assert np.abs(found - np.asarray(first.convert("L"))).mean() < 2
 
@@ -119,7 +114,7 @@ STORED = {
 def test_images_are_upright_in_every_format_and_resize_mode(tmp_path: Path, name: str, orientation: int) -> None:
     """The sides are no multiples of the scales of a JPEG. Pillow turns a TIFF file while it is loaded."""
     mode, target = {"grey.jpg": "L", "grey.tif": "L", "cmyk.jpg": "CMYK"}.get(name, "RGB"), (40, 30)
-    save(tmp_path / name, smooth(0, (371, 243)).convert(mode), exif=turned(orientation), **STORED[name])
+    smooth(0, (371, 243)).convert(mode).save(tmp_path / name, exif=turned(orientation), **STORED[name])
     with Image.open(BytesIO((tmp_path / name).read_bytes())) as image:  # Pillow maps a raw file, and does not turn it
         upright = ImageOps.exif_transpose(image).convert("RGB")
     assert upright.size == ((371, 243) if orientation < 5 else (243, 371))
@@ -166,7 +161,7 @@ def test_both_decoders_of_jpegs_give_the_same_pixels(
     tmp_path: Path, mode: str, options: dict[str, int], draft: bool
 ) -> None:
     for number, side in enumerate([(64, 64), (37, 83), (161, 120), (1, 9)]):
-        save(tmp_path / "photo.jpg", noisy(side, mode), exif=turned(1 + (number + 5) % 8), **options)
+        noisy(side, mode).save(tmp_path / "photo.jpg", exif=turned(1 + (number + 5) % 8), **options)
         for target, channels in (((20, 30), "rgb"), ((200, 200), "rgb"), ((20, 30), "grey")):
             with Image.open(tmp_path / "photo.jpg") as opened:
                 expected = as_image(ImageReader(target, channels, draft=draft).convert(opened))
@@ -176,7 +171,7 @@ def test_both_decoders_of_jpegs_give_the_same_pixels(
 def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path / "photo.jpg", noisy((90, 60)))
+    noisy((90, 60)).save(tmp_path / "photo.jpg")
     content = (tmp_path / "photo.jpg").read_bytes()
     for length in (len(content) // 2, len(content) - 2):
         (tmp_path / "photo.jpg").write_bytes(content[:length])
@@ -187,7 +182,7 @@ def test_a_truncated_jpeg_is_an_error_unless_pillow_is_to_read_it(
 
 
 def test_without_torchvisions_decoder_pillow_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path / "photo.jpg", noisy((90, 60)))
+    noisy((90, 60)).save(tmp_path / "photo.jpg")
     expected = read_image(tmp_path / "photo.jpg", (60, 90), "rgb")
     monkeypatch.delattr(torchvision.io, "decode_jpeg")
     assert read_image(tmp_path / "photo.jpg", (60, 90), "rgb") == expected

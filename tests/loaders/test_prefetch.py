@@ -166,7 +166,6 @@ def nested(index: int) -> dict[str, object]:
 
 
 def test_nested_samples_pass_through() -> None:
-    """Samples may contain dicts, lists, tuples, named tuples and strings."""
     sampler = {"batch_size": 2, "device": "cpu", "seed": 0, "shuffle": "none"}
     with make_loader("prefetch", Made(nested, 3), base={"name": "disk", "num_workers": 0}, **sampler) as loader:
         batch, short = loader.epoch(0)

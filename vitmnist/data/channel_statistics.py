@@ -13,8 +13,6 @@ from vitmnist.errors import ConfigError, DataError
 
 PLAUSIBLE_CHANNELS = (1, 3, 4)
 """Channel counts by which images `[B, C, H, W]` are distinguished from `[B, H, W, C]`."""
-CHUNK_NBYTES = 2**18
-"""Bytes of images to square and sum at a time."""
 
 
 def check_layout(shape: Sequence[int], channels: int | None = None) -> None:
@@ -53,7 +51,7 @@ def sum_channels(images: Tensor) -> NDArray[np.uint64]:
     sums = np.zeros((3, images.shape[1]), np.uint64)
     sums[0] = images[:, 0].numel()
     # NumPy, in chunks that fit into a core's cache, takes a tenth of torch's time: torch widens all values first.
-    for chunk in images.split(max(1, CHUNK_NBYTES // max(1, images[:1].numel()))):
+    for chunk in images.split(max(1, 2**18 // max(1, images[:1].numel()))):
         array = np.ascontiguousarray(chunk.cpu().numpy())
         sums[1] += array.sum((0, 2, 3), dtype=np.uint64)
         sums[2] += np.square(array, dtype=np.uint16).sum((0, 2, 3), dtype=np.uint64)

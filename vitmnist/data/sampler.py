@@ -107,7 +107,10 @@ class EpochSampler:
         The ID of a sample is its index in the dataset, plus a different multiple of `size` for each repetition in the
         epoch. Random numbers depend on the ID, so each repetition of an image by `balanced` gets different ones.
         """
-        generator = _generator(self.seed, epoch)
+        # Torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs
+        # would share epochs. SeedSequence mixes both well, and NumPy guarantees that its output is stable.
+        (mixed,) = np.random.SeedSequence(self.seed, spawn_key=(epoch,)).generate_state(1)
+        generator = torch.Generator().manual_seed(int(mixed))
         if self.shuffle in ("batch", "none"):
             order = torch.arange(self.size, device=CPU)
             if self.shuffle == "batch":
@@ -184,10 +187,3 @@ def _balance(shuffled: Tensor, labels: Tensor, generator: torch.Generator) -> Te
         positions = torch.arange(count, device=CPU)
         sample_ids.append(images[positions % len(images)] + positions // len(images) * len(shuffled))
     return torch.cat(sample_ids)[torch.randperm(len(shuffled), generator=generator, device=CPU)]
-
-
-def _generator(seed: int, epoch: int) -> torch.Generator:
-    # Torch's CPU generator uses 32 bits of a seed: with seed + epoch, or with both concatenated, different runs would
-    # share epochs. SeedSequence mixes both well, and NumPy guarantees that its output is stable.
-    (mixed,) = np.random.SeedSequence(seed, spawn_key=(epoch,)).generate_state(1)
-    return torch.Generator().manual_seed(int(mixed))

@@ -71,7 +71,6 @@ class TensorSet:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of images and labels."""
         return self.images.nbytes + self.labels.nbytes
 
     @cached_property

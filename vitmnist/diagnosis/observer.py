@@ -80,7 +80,6 @@ class Observer:
                 sys.exit(0)
 
     def end(self) -> None:
-        """Stop observing."""
         self.end_time = self.end_time or perf_counter()
 
     def _wrap_torch(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -119,7 +119,6 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
 
 
 def format_report(report: Report) -> str:
-    """Format the report for the terminal."""
     rank = "" if report.rank is None else f", rank {report.rank}"
     outcome = "was stopped by --stop" if report.stopped else f"ended with exit code {report.exit_code}"
     lines = [f"\nvitmnist diagnose{rank}: the script {outcome}"]

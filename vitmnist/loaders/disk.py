@@ -20,8 +20,6 @@ from vitmnist.runtime.cpu import cores_per_rank, create_decoder_context
 from vitmnist.runtime.device import create_queue
 from vitmnist.store.rows import as_contiguous_rows
 
-DEFAULT_WORKERS = 2
-"""The number of workers for `num_workers=auto`."""
 ReadJob = tuple[Tensor, Tensor, int]
 """The images of a batch, uint8 `[B, C, H, W]`, their indices, int64 `[B]`, and the row for a thread to fill."""
 
@@ -44,7 +42,7 @@ def build_disk_loader(
     if isinstance(source, Split) and source.files is not None and options.num_workers == AUTO:
         threads = cores_per_rank() if options.threads == AUTO else int(options.threads)
         return FileLoader(source, source.files, sampler, device, threads, options.prefetch_factor)
-    num_workers = DEFAULT_WORKERS if options.num_workers == AUTO else int(options.num_workers)
+    num_workers = 2 if options.num_workers == AUTO else int(options.num_workers)
     return WorkerLoader(source, sampler, device, num_workers, options.prefetch_factor, options.timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""The registry of models. Each module here registers a model, built with (options, image shape, num_classes)."""
+"""The registry of models. Each module here registers a model, built with (options, image `[C, H, W]`, num_classes)."""
 
 from dataclasses import dataclass
 

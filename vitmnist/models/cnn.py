@@ -17,12 +17,7 @@ class CNNOptions:
 
 @MODELS.register("cnn", CNNOptions)
 class CNN(nn.Module):
-    """Two 3×3 convolutions, each followed by 2×2 max pooling, and a linear layer.
-
-    Args:
-        shape: channels, height and width of an image.
-        num_classes: number of logits.
-    """
+    """Two 3×3 convolutions, each followed by 2×2 max pooling, and a linear layer."""
 
     def __init__(self, options: CNNOptions, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()

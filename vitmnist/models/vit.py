@@ -88,10 +88,6 @@ class ViT(nn.Module):
     The class token and the position embeddings are initialised with a standard deviation of 1, as in the articles. With
     the usual 0.02, the accuracy after three epochs is ten points lower.
 
-    Args:
-        shape: channels, height and width of an image.
-        num_classes: number of logits.
-
     Raises:
         ConfigError: the patches do not tile the image.
     """

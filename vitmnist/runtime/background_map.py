@@ -17,9 +17,6 @@ import torch
 
 from vitmnist.runtime.cpu import limit_to_one_core
 
-JOIN_S = 1.0
-"""The longest time that closing waits for its threads, in seconds. Python cannot interrupt a thread that blocks."""
-
 Item = TypeVar("Item")
 Returned = TypeVar("Returned")
 ResultOrError = tuple[Any, BaseException | None]
@@ -106,7 +103,7 @@ def _stop_workers(jobs: SimpleQueue[Any], is_stopped: threading.Event, workers: 
     is_stopped.set()
     for _ in workers:
         jobs.put(None)
-    deadline = time.monotonic() + JOIN_S
+    deadline = time.monotonic() + 1.0  # Python cannot interrupt a thread that blocks.
     for worker in workers:
         if worker is not threading.current_thread():
             worker.join(max(0.0, deadline - time.monotonic()))

@@ -21,12 +21,8 @@ POLL_S = 0.002
 """The interval at which a waiting rank handles signals, in seconds."""
 ANSWER_S = 1.0
 """The longest time that rank 0 waits for the other ranks to read which rank failed first, in seconds."""
-RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
-"""The time within which all ranks must be started."""
 SETUP_TIMEOUT = timedelta(hours=6)
 """The longest time that the ranks of a machine wait for the rank that decodes the dataset."""
-NCCL_EXTRA_TIMEOUT = timedelta(minutes=2)
-"""The time by which the timeout of NCCL exceeds the timeout of gloo; see `connect`."""
 
 
 class TorchWorld(World):
@@ -40,7 +36,7 @@ class TorchWorld(World):
         self._device_group: Any = None
         self._pending: tuple[Tensor, Work] | None = None
         try:
-            store, self.rank, self.size = next(rendezvous("env://", timeout=RENDEZVOUS_TIMEOUT))
+            store, self.rank, self.size = next(rendezvous("env://", timeout=timedelta(minutes=5)))
             # torchrun keeps its store across restarts, so each start needs its own prefix.
             self._store = PrefixStore(f"vitmnist/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
             distributed.init_process_group(
@@ -75,7 +71,7 @@ class TorchWorld(World):
         self._group = self._device_group = distributed.new_group(timeout=timeout, backend="gloo")
         if device.type == "cuda":
             # NCCL's watchdog ends the process at its timeout. By then gloo has raised the error that is recorded.
-            self._device_group = distributed.new_group(timeout=timeout + NCCL_EXTRA_TIMEOUT, backend="nccl")
+            self._device_group = distributed.new_group(timeout=timeout + timedelta(minutes=2), backend="nccl")
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         distributed.all_reduce(tensor, group=self._device_group)

@@ -37,8 +37,6 @@ DEFAULT_FOLDER = "~/.cache/vitmnist/vitmnist-cache"
 """The folder of caches, unless another one is configured."""
 RECORD_NAME = "cache.json"
 """This file is written last: a folder without it is an incomplete cache."""
-READ_SIZE = 2**20
-"""Number of bytes to read at a time for a checksum."""
 CACHE_READ_ERRORS = (OSError, ValueError, KeyError, TypeError)
 """The errors of reading a missing or damaged cache."""
 FOLDER_ADVICE = (
@@ -223,6 +221,6 @@ def _checksum(record: dict[str, Any], entry: Path, names: Sequence[str]) -> int:
     checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())
     for name in names:
         with (entry / f"{name}.npy").open("rb") as file:
-            while content := file.read(READ_SIZE):
+            while content := file.read(2**20):
                 checksum = zlib.crc32(content, checksum)
     return checksum

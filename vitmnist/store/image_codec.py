@@ -14,8 +14,6 @@ LoadImage = Callable[..., Image.Image | Tensor]
 """Creates an image from its bytes and the values of `describe_image`."""
 IMAGE_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")
 """PIL image modes whose bytes, with a palette for P and PA, describe the pixels completely."""
-BYTE_MODES = ("L", "LA", "RGB", "RGBA")
-"""PIL image modes with 8 bits per channel."""
 
 
 def describe_image(image: Image.Image) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def load_image(content: Buffer, mode: str, size: Sequence[int], palette: Any, in
 
 def load_image_tensor(content: Buffer, mode: str, size: Sequence[int], as_view: bool, **other_values: object) -> Tensor:
     """Make a uint8 tensor `[C, H, W]` with its channels last in memory: torch resizes such tensors fastest."""
-    if mode not in BYTE_MODES:
+    if mode not in ("L", "LA", "RGB", "RGBA"):  # The modes with 8 bits per channel
         raise DataError(f"images of mode {mode} are no tensors of bytes; convert them to L or RGB")
     return as_uint8_tensor(content if as_view else bytearray(content)).view(size[1], size[0], -1).permute(2, 0, 1)
 

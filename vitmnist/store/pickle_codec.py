@@ -12,9 +12,6 @@ from torch import Tensor
 from vitmnist.errors import DataError, format_error
 from vitmnist.store.image_codec import IMAGE_MODES, Buffer, LoadImage, as_uint8_tensor, describe_image
 
-MAX_STORAGE_RATIO = 2
-"""A tensor is copied out of a storage that is more than this many times larger than the tensor."""
-
 
 def pickle_sample(sample: object) -> list[Buffer]:
     """Pickle a sample. Returns the pickle, and the bytes of the images, tensors and arrays that it refers to in order.
@@ -59,7 +56,7 @@ class _SamplePickler(pickle.Pickler):
         if obj.requires_grad or obj.is_conj() or obj.is_neg() or obj.is_nested:
             return NotImplemented  # Torch pickles these itself.
         # A small view is pickled without the rest of its storage.
-        tensor = obj.clone() if obj.untyped_storage().nbytes() > MAX_STORAGE_RATIO * obj.nbytes else obj
+        tensor = obj.clone() if obj.untyped_storage().nbytes() > 2 * obj.nbytes else obj
         layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _load_tensor, (tensor.untyped_storage(), tensor.dtype, *layout)
 

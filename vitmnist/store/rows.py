@@ -11,9 +11,6 @@ from vitmnist.errors import DataError
 from vitmnist.runtime.background_map import map_slices
 from vitmnist.store.cache_file import Chunks, open_or_write_cache
 
-LARGE_PIXELS = 96 * 96
-"""Images with at least this many pixels are processed one by one, with their channels last in memory."""
-
 
 @dataclass(frozen=True)
 class StoreOptions:
@@ -49,8 +46,8 @@ def store_rows(
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """Whether images `[…, H, W]` are processed one by one. For smaller images, the threads would cost more time."""
-    return shape[-2] * shape[-1] >= LARGE_PIXELS
+    """Whether images `[…, H, W]` are processed one by one, with channels last; small ones would only lose time."""
+    return shape[-2] * shape[-1] >= 96 * 96
 
 
 def as_contiguous_rows(images: Tensor) -> Tensor:

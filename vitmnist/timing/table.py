@@ -110,7 +110,6 @@ COLUMNS: dict[str, Callable[[LoaderTiming], str]] = {
 
 
 def format_timings(timings: Sequence[LoaderTiming]) -> str:
-    """Format the timings as a table."""
     width = max((len(timing.name) for timing in timings), default=0) + 2
     lines = [" " * width + "".join(f"{title:>11}" for title in COLUMNS)]
     for timing in timings:

@@ -14,13 +14,12 @@ from vitmnist.data.datasets.base import load_dataset
 from vitmnist.errors import DataError
 
 SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}
-SIZE = 4  # images in each file
 
 
 @pytest.fixture(params=SOURCES)
 def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a dataset with small files in `tmp_path`."""
-    write_cifar(tmp_path, SOURCES[request.param], SIZE, monkeypatch)
+    write_cifar(tmp_path, SOURCES[request.param], 4, monkeypatch)
     monkeypatch.setattr(SOURCES[request.param], "url", "http://127.0.0.1:9/")
     return request.param
 

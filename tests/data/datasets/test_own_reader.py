@@ -58,9 +58,8 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
             pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
             np.save(tmp_path / "scans" / f"{number}.npy", pixels)
             (tmp_path / "scans" / f"{number}.txt").write_text(str(255 - number))
-        data = ["+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}", "~data/dataset"]
-        typed = [data[1], data[0], "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run"]
-        succeed(*typed)
+        data = ["~data/dataset", "+data.dataset={name:scans,path:scans,side:14,train_size:null,test_size:null}"]
+        succeed(*data, "model=cnn", "epochs=1", "batch_size=3", "hydra.run.dir=run")
         model = load_model(tmp_path / "run", device="cpu")
         assert model.dataset["side"] == 14
         assert "path" not in model.dataset, "a folder of this machine is none of the weights' business"

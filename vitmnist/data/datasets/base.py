@@ -146,7 +146,6 @@ class Dataset:
 
     @property
     def eval_split(self) -> Split:
-        """The split on which epochs are evaluated."""
         return self.splits[self.eval_split_name]
 
     def with_statistics(self, mean: Sequence[float], std: Sequence[float]) -> Dataset:
@@ -171,9 +170,6 @@ class Dataset:
             checksums[f"{name}_images"] = split.sha256 or hash_tensor(split.images)
             checksums[f"{name}_labels"] = hash_tensor(split.labels)
         return checksums
-
-
-DEFAULT_ROOT = "~/.cache/vitmnist"
 
 
 @dataclass
@@ -248,7 +244,7 @@ def get_image_reader(values: Mapping[str, Any], shape: Sequence[int]) -> ReadIma
     return options.reader or ImageReader((height, width), ColorMode.grey if channels == 1 else ColorMode.rgb)
 
 
-def load_dataset(name: str, *, root: str = DEFAULT_ROOT, **options: object) -> Dataset:
+def load_dataset(name: str, *, root: str = "~/.cache/vitmnist", **options: object) -> Dataset:
     """Load a dataset: its splits of uint8 images, labels and channel statistics.
 
     Args:

@@ -32,18 +32,12 @@ from vitmnist.store.rows import as_contiguous_rows, is_large
 
 log = logging.getLogger(__name__)
 
-CACHE_FOLDER = "vitmnist-cache"
-"""The folder for decoded images, below `data.root`."""
 CACHE_VERSION = 11
 """The version of the decoded pixels and of their metadata. Images in a cache of another version are decoded again."""
 BLOCK_SIZE = 8
 """Number of images that a thread reads at a time. With single images, each would cost a thread switch."""
-PROBED_IMAGES = 100
-"""The number of images that decide whether images are read in colour."""
 MIN_STD = 8
 """A lower standard deviation of the pixels causes a warning. 12-bit data in 16-bit files is always below it."""
-MAX_NAMED_FILES = 5
-"""Maximum number of files to name in the message about unreadable images."""
 
 
 @dataclass
@@ -63,12 +57,10 @@ class DecodingOptions(SizeOptions):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """`[C, H, W]` of the images."""
         return (1 if self.mode == ColorMode.grey else 3), *read_size("data.dataset.size", self.size)
 
     @property
     def reader(self) -> ImageReader:
-        """The reader that turns a file into pixels."""
         values = self.range_32_bit and (self.range_32_bit[0], self.range_32_bit[1])  # OmegaConf turned it into a list.
         return ImageReader(self.shape[1:], self.mode, self.resize, self.draft, self.max_16_bit, values)
 
@@ -80,7 +72,7 @@ class DecodingOptions(SizeOptions):
             listing = self.list_images()
         except (UserError, OSError):
             return {"mode": "grey"}  # Building the dataset raises the error again.
-        for name in sort_by_hash(chain.from_iterable(listing.splits.values()))[:PROBED_IMAGES]:
+        for name in sort_by_hash(chain.from_iterable(listing.splits.values()))[:100]:
             with suppress(DataError):  # It is reported when all images are decoded.
                 pixels = np.asarray(listing.read(listing.folder / name))
                 if (pixels != pixels[:, :, :1]).any():
@@ -112,7 +104,7 @@ def decode_dataset(options: DecodingOptions, root: Path) -> Dataset:
     options.select_rows({split: len(images) for split, images in listing.splits.items()})
     new_metadata: dict[str, Any] = {}
     (images,), metadata = open_or_write_cache(
-        root / CACHE_FOLDER,
+        root / "vitmnist-cache",
         _fingerprint(listing, options),
         sum(map(len, listing.splits.values())),
         partial(_decode, listing, options, new_metadata),
@@ -157,7 +149,7 @@ def _sort_and_divide(listing: ImageListing, test_share: float) -> ImageListing:
 
 
 def _make_unreadable_error(unreadable: Mapping[str, str], listing: ImageListing, advice: str) -> DataError:
-    shown, total = [*unreadable.values()][:MAX_NAMED_FILES], sum(map(len, listing.splits.values()))
+    shown, total = [*unreadable.values()][:5], sum(map(len, listing.splits.values()))
     return DataError("\n".join([f"{len(unreadable)} of {total} images cannot be read, such as:", *shown, advice]))
 
 

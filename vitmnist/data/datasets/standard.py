@@ -17,10 +17,8 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, make_dat
 from vitmnist.errors import DataError
 
 BUNDLED_MNIST = Path(__file__).parent.parent / "mnist"
-"""The folder of MNIST's compressed files."""
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 """The files of a dataset in MNIST's format."""
-DIGITS = tuple("0123456789")
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
     "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -31,7 +29,7 @@ HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 @DATASETS.register("mnist", SizeOptions)
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files in this package."""
-    return _read_idx_files("mnist", [BUNDLED_MNIST / f"{name}.gz" for name in FILES], DIGITS, sizes)
+    return _read_idx_files("mnist", [BUNDLED_MNIST / f"{name}.gz" for name in FILES], tuple("0123456789"), sizes)
 
 
 def _load_idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
@@ -78,14 +76,7 @@ def _load_cifar(classes: int, sizes: SizeOptions, root: Path) -> Dataset:
 
 
 def _download(source: Callable[..., Any], root: Path, files: list[str], folder: Path) -> Any:
-    """Return the dataset of a torchvision class, downloaded if it is not in `root`.
-
-    Args:
-        files: the archives to put into `folder` where there is no network.
-
-    Raises:
-        DataError: the published files are not in `root`, and cannot be downloaded.
-    """
+    """Return the dataset of a torchvision class, downloaded if it is not in `root`; raises `DataError`."""
     try:
         return source(str(root), download=True)
     except (RuntimeError, URLError, OSError) as error:

@@ -13,7 +13,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
 from vitmnist.registry import Member, NoOptions
-from vitmnist.training.setup import check_loss
+from vitmnist.training.checks import check_loss
 
 
 def brier(logits: Tensor, targets: Tensor) -> Tensor:
