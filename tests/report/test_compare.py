@@ -85,7 +85,7 @@ def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
     run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
-    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0"}, "device": "cuda:0"}
+    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0", "new fact": 1}, "device": "cuda:0"}
     run(tmp_path / "3", config={"device": "cuda"}, **varied)
     assert the_only(tmp_path).columns[-3:] == ["torch", "resolved device", "processes"]
     rows = table_of(tmp_path)
