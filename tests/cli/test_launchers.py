@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_sweep import rows
 from tests.conftest import PLAIN, REPOSITORY, Train, overrides_for, result_of, start_program
+from tests.support.outputs import rows
 from tests.support.pages import commands
 from tests.support.processes import SIGKILL, run_python
 from vitmnist.errors import ExitCode

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from tests.conftest import STATEFUL, Printed, Start, assert_same_run, overrides_for, result_of, write_mnist_like
+from tests.support.outputs import events
 from tests.support.processes import SIGHUP, SIGUSR1, TrainProcess, block_training, kill_and_resume
-from tests.tracking.test_tensorboard import events
 from vitmnist.checkpoint import storage
 from vitmnist.errors import ExitCode
 

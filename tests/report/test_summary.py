@@ -126,10 +126,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
         "Highest mean test accuracy: depth=3, 97.25% ± 0.25 (mean ± sd over 3 seeds). 3 seeds do not show the "
         "noise; set seed=1,2,3 or more.",
     ),
-    "one configuration": (
-        accuracies(3, 97.0, 98.0),
-        "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds).",
-    ),
+    "one configuration": (accuracies(3, 97.0, 98.0), "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds)."),
     "one configuration, one seed": (accuracies(3, 97.0), "Test accuracy: 97.00%."),
     "no accuracy": (accuracies(3, 97.0, status="failed"), ""),
     "two loaders": (

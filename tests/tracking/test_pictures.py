@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, result_of
-from tests.tracking.test_tensorboard import events
+from tests.support.outputs import events
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.data.datasets.base import Dataset, ImageFiles
@@ -32,8 +32,7 @@ from vitmnist.training.loop import Predictions
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "operations"),
-    [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],
+    ("shuffle", "operations"), [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])]
 )
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
     sampler, preprocess = EpochSampler(23, 10, 3, shuffle), Preprocess(tiny.train, Compose(operations))
