@@ -109,9 +109,8 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     batch = batch_of(tiny, step, BATCH)
     plain.forward_backward(batch)
     step.forward_backward(batch)
-    assert (
-        1e-6 < gradient_difference(step.model, plain.model) < 0.01
-    )  # In float32, the difference would be below the lower bound.
+    difference = gradient_difference(step.model, plain.model)
+    assert 1e-6 < difference < 0.01  # In float32, it would be below the lower bound.
     step.update()
     for scale, is_finite in ((1e30, False), (1024.0, True)):
         state = copy.deepcopy(step.state_dict())
