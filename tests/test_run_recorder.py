@@ -43,7 +43,7 @@ def test_a_failure_is_recorded_only_after_training_has_begun(recorder: RunRecord
         fail_after(recorder)
     assert not [*tmp_path.iterdir()]
     with pytest.raises(ConfigError, match="wrong"):
-        fail_after(recorder, recorder.open_loggers)
+        fail_after(recorder, recorder.begin)
     result = result_of(tmp_path)
     assert (result["status"], result["error"], result["exit_code"]) == ("failed", "wrong", 1)
 
@@ -52,7 +52,7 @@ def test_a_write_error_of_the_outcome_does_not_hide_the_error_of_the_run(
     recorder: RunRecorder, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ConfigError, match="wrong"):
-        fail_after(recorder, recorder.open_loggers, (tmp_path / "result.json").mkdir)
+        fail_after(recorder, recorder.begin, (tmp_path / "result.json").mkdir)
     assert "cannot write the records: " in caplog.text
 
 
@@ -62,7 +62,7 @@ def test_the_epochs_of_a_checkpoint_are_continued(recorder: RunRecorder, tmp_pat
     (tmp_path / "epochs.csv").write_text("epoch\n0\n1\n2\n")
     recorder.continue_from([{**metrics, "epoch": 0, "first_of_start": True, "ended_at": 1.0, "steps": []}])
     with recorder.record_outcome(StopSignal()):
-        recorder.open_loggers()
+        recorder.begin()
         evaluation = SimpleNamespace(metrics={"eval_s": 3.0}, save_s=4.0)
         recorder.add_epoch(EpochProgress(1, EpochSampler(23, 8, 3), CPU), metrics, evaluation, "0123456789")
         recorder.write_epoch(lambda epoch: {}, is_last=True)

@@ -58,7 +58,7 @@ def test_training_and_validation_data_are_freed_before_the_test_split(
     assert set(alive) == {0}
 
 
-@pytest.mark.parametrize("stage", ["TrainStep.prepare", "Trainer.distribute", "CheckpointManager.restore"])
+@pytest.mark.parametrize("stage", ["TrainStep.compile_or_capture", "Trainer.distribute", "CheckpointManager.restore"])
 def test_an_error_in_the_set_up_closes_the_loaders(
     stage: str, runs: Path, refuse: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

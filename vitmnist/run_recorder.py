@@ -64,6 +64,7 @@ class RunRecorder:
         self._loggers: list[Logger] = []
         """The open loggers, on rank 0 only. `_logger_stack` closes them."""
         self._logger_stack = ExitStack()
+        self._has_begun = False
         self._is_first_of_start = True
         """True until the first epoch of this process has ended."""
 
@@ -90,11 +91,10 @@ class RunRecorder:
     def _record_failure(self, error: BaseException) -> None:
         """Record why a run did not complete, unless it was refused before training."""
         result, failure = self.result, classify_error(error)
-        has_begun = result.setup_s is not None
-        if failure.status == "interrupted" and has_begun:
+        if failure.status == "interrupted" and self._has_begun:
             self.world.disconnect()
         is_refused = isinstance(error, ConfigError | DataError | PeerError)
-        if not has_begun and (is_refused or self.config.resume):
+        if not self._has_begun and (is_refused or self.config.resume):
             return
         result.status, result.error, result.exit_code = failure.status, failure.message, failure.exit_code
         try:
@@ -107,6 +107,10 @@ class RunRecorder:
     def continue_from(self, epochs: list[EpochRecord]) -> None:
         """Continue the record of a resumed run after the epochs of its checkpoint."""
         self.result.epochs, self.result.resumed = epochs, True
+
+    def monitored_values(self) -> list[float | None]:
+        """Return the monitored metric after each epoch, negated if lower is better."""
+        return self.monitor.history(self.result.epochs)
 
     def record_selection(self, selection: LoaderSelection) -> None:
         """Record and log which loader `auto` selected."""
@@ -130,8 +134,8 @@ class RunRecorder:
         result.environment = describe_environment(self.device) if world.is_main else None
         log_setup(self.config, result, dataset, step, train_loader, world)
 
-    def open_loggers(self) -> None:
-        """Open the loggers until the end of the run, and remove records newer than the checkpoint."""
+    def begin(self) -> None:
+        """Open the loggers, and remove records newer than the checkpoint. From here on, a failure is recorded."""
         reset_peak_memory(self.device)  # The peak excludes the set-up.
         result = self.result
         if self.world.is_main:
@@ -144,9 +148,10 @@ class RunRecorder:
                 for path in self.folder.glob(pattern):
                     path.unlink()
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)
+        self._has_begun = True
 
     def add_epoch(
-        self, progress: EpochProgress, train_metrics: Mapping[str, Any], evaluation: EvalPass, classes: Sequence[str]
+        self, progress: EpochProgress, train_metrics: Mapping[str, Any], eval_pass: EvalPass, classes: Sequence[str]
     ) -> None:
         """Add a completed epoch to the result; rank 0 sends its record to all ranks.
 
@@ -154,10 +159,10 @@ class RunRecorder:
             ConfigError: the monitored metric is not measured on this machine.
             TrainingError: a loss or metric is not finite.
         """
-        save_s = train_metrics[SAVE_S.name] + evaluation.save_s
-        epoch_s = train_metrics[TRAIN_S.name] + evaluation.metrics[EVAL_S.name] + save_s
+        save_s = train_metrics[SAVE_S.name] + eval_pass.save_s
+        epoch_s = train_metrics[TRAIN_S.name] + eval_pass.metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
-        metrics = {**train_metrics, **evaluation.metrics, **times, **measure_peak_memory(self.device)}
+        metrics = {**train_metrics, **eval_pass.metrics, **times, **measure_peak_memory(self.device)}
         check_metrics(metrics, f"epoch {progress.epoch + 1}")
         rank_record = {
             "epoch": progress.epoch,
@@ -169,7 +174,7 @@ class RunRecorder:
         # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
         record: EpochRecord = self.world.broadcast_object(lambda: rank_record)
         if self.config.log.per_class:
-            matrix = evaluation.predictions.confusion_matrix(len(classes))
+            matrix = eval_pass.predictions.confusion_matrix(len(classes))
             record["classes"] = compute_class_metrics(matrix, classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")
@@ -199,4 +204,6 @@ class RunRecorder:
         """Record and log the metrics of the best weights on the test split; raises `TrainingError` as `add_epoch`."""
         check_metrics(metrics, "test split")
         self.result.test = {"weights": "best", **metrics}
-        log_test(metrics, 1 + (self.monitor.best_epoch(self.result.epochs) or 0))
+        best = self.monitor.best_epoch(self.result.epochs)
+        assert best is not None  # `add_epoch` refuses an epoch without a value.
+        log_test(metrics, best + 1)

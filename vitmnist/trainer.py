@@ -4,7 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -105,12 +105,12 @@ class Trainer:
         with stop, recorder.record_outcome(stop):
             # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
-            weights = None if checkpoint else self.load_initial_weights()
+            weights = None if checkpoint else self.read_initial_weights()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             with self.build_loaders(dataset, sampler, step) as loaders:
                 # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
-                step.prepare(loaders.train)
+                step.compile_or_capture(loaders.train)
                 self.distribute(step)
                 # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
                 seed_rank(config.seed, world.rank)
@@ -121,7 +121,7 @@ class Trainer:
                     checkpoints.restore(checkpoint, progress)
                 del checkpoint, weights  # Free their memory.
                 draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
-                recorder.open_loggers()
+                recorder.begin()
 
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
@@ -129,9 +129,9 @@ class Trainer:
                 while progress.num_batches > 0 or not self.is_done():
                     with self.progress_bar(progress, loaders, checkpoints) as after_step:
                         train_metrics = train_epoch(step, loaders.train, progress, after_step)
-                        evaluation = evaluate(step.eval_model, loaders.eval, step.preprocess, after_step, world)
-                    recorder.add_epoch(progress, train_metrics, evaluation, dataset.train.classes)
-                    self.finish_epoch(checkpoints, partial(draw_images, evaluation.predictions))
+                        eval_pass = evaluate(step.eval_model, loaders.eval, step.preprocess, after_step, world)
+                    recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
+                    self.finish_epoch(checkpoints, partial(draw_images, eval_pass.predictions))
                     progress = self._create_progress(sampler)
             loader_config = loaders.config
             del loaders  # Free the samples: the test split may not fit next to them.
@@ -147,8 +147,8 @@ class Trainer:
             self.recorder.continue_from(checkpoint["epochs"])
         return checkpoint
 
-    def load_initial_weights(self) -> Mapping[str, Tensor] | None:
-        """Load the weights that `init` or `model.weights` names; None if neither does."""
+    def read_initial_weights(self) -> Mapping[str, Tensor] | None:
+        """Read the weights that `init` or `model.weights` names; None if neither does."""
         config, pretrained = self.config, setup.find_pretrained(self.config)
         if config.init and pretrained:
             raise ConfigError("init and model.weights both name initial weights; set one of them to null")
@@ -184,8 +184,7 @@ class Trainer:
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
-        get_history = partial(self.monitor.history, self.recorder.result.epochs)  # The run appends its epochs.
-        schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), self.recorder.monitored_values)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
@@ -204,19 +203,20 @@ class Trainer:
     @contextmanager
     def build_loaders(self, dataset: Dataset, sampler: EpochSampler, step: TrainStep) -> Iterator[Loaders]:
         """Build the training and evaluation loaders for the block; with `auto`, rank 0 records the selection."""
-        config, train_loader = self.config.data.loader, None
-        _, options = LOADERS.resolve(config)
-        if isinstance(options, AutoOptions):
-            name = ""  # Rank 0 has it.
-            if self.world.is_main:
-                selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
-                self.recorder.record_selection(selection)
-                name = selection.name
-            config = options.candidate_config(self.world.broadcast_object(lambda: name))
-        if train_loader is None:  # Only rank 0 has timed the loaders.
-            train_loader = LOADERS.build(config, dataset.train, sampler, self.device)
-        with train_loader, self._build_eval_loader(dataset.eval_split, config, step) as eval_loader:
-            yield Loaders(train_loader, eval_loader, config)
+        loader_config, train_loader = self.config.data.loader, None
+        _, options = LOADERS.resolve(loader_config)
+        with ExitStack() as stack:
+            if isinstance(options, AutoOptions):
+                if self.world.is_main:
+                    selection, train_loader = self._time_loaders(options, dataset.train, sampler, step)
+                    stack.enter_context(train_loader)
+                    self.recorder.record_selection(selection)
+                name = self.world.broadcast_object(lambda: selection.name)  # Rank 0 alone calls the function.
+                loader_config = options.candidate_config(name)
+            if train_loader is None:
+                train_loader = stack.enter_context(LOADERS.build(loader_config, dataset.train, sampler, self.device))
+            eval_loader = stack.enter_context(self._build_eval_loader(dataset.eval_split, loader_config, step))
+            yield Loaders(train_loader, eval_loader, loader_config)
 
     def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
         """Build a loader that delivers this rank's part of a split in order."""
@@ -233,7 +233,7 @@ class Trainer:
         """Time the loaders with the training step, and restore its state; return the selection and its loader."""
 
         def make_candidate(loader: Loader) -> LoaderCandidate:
-            step.prepare(loader)  # Compile again for a loader that delivers float32.
+            step.compile_or_capture(loader)  # Compile again for a loader that delivers float32.
             return LoaderCandidate(loader, step.device, step, partial(step.batches, loader))
 
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
@@ -243,7 +243,7 @@ class Trainer:
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training."""
         self.world.connect(self.device, self.config.distributed.timeout_s)
-        step.distribute(self.world)
+        step.sum_gradients_over(self.world)
 
     def _create_progress(self, sampler: EpochSampler) -> EpochProgress:
         """Create the progress of the next epoch, before its first batch."""
@@ -301,5 +301,5 @@ class Trainer:
             return
         checkpoints.load_best_weights()
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            evaluation = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
-        self.recorder.record_test(evaluation.metrics)
+            eval_pass = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
+        self.recorder.record_test(eval_pass.metrics)

@@ -11,9 +11,16 @@ import pytest
 import yaml
 
 from vitmnist.augment.base import OPERATIONS
-from vitmnist.config import CONF
+from vitmnist.config import CONF, is_under
 from vitmnist.config.compose import compose, make_job_name, make_run_label
-from vitmnist.config.schema import Config, flatten_keys, iterate_registries, to_json_values
+from vitmnist.config.schema import (
+    IGNORED_KEYS,
+    Config,
+    flatten_keys,
+    iterate_metadata,
+    iterate_registries,
+    to_json_values,
+)
 from vitmnist.config.validation import config_field, validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.errors import ConfigError
@@ -136,3 +143,10 @@ def test_numbers_are_finite_and_elements_of_a_list_within_its_bounds() -> None:
     for cap, factor, message in ((0, -1, "factors=-1.0: must be at least 0"), (math.nan, 1, "cap=nan: must be finite")):
         with pytest.raises(ConfigError, match=f"^loss.{message}"):
             validate(Steps, {"cap": cap, "factors": [1, factor]}, "loss")
+
+
+def test_no_ignored_key_contains_one_that_affects_the_result_or_the_time() -> None:
+    """A report would otherwise pool runs that differ in how often they are saved."""
+    affecting = [key for key, metadata in iterate_metadata() if metadata.affects != "nothing"]
+    assert "checkpoint.every_minutes" in affecting
+    assert not [key for key in affecting if is_under(key, IGNORED_KEYS)]

@@ -68,7 +68,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     step = steps.make_step(tiny, device=cuda, steps=100, **options)
     batches, maxima = step.batches, []
     with steps.make_loader(tiny, name, device=cuda) as loader:
-        step.prepare(loader)
+        step.compile_or_capture(loader)
         assert step.execution.options.graph == graph
         world.connect(cuda, 60)  # As in a run, NCCL starts its threads after the capture.
         if not graph:
@@ -103,7 +103,7 @@ def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
     )
     with steps.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         for step in (plain, rounded):
-            step.prepare(loader)
+            step.compile_or_capture(loader)
         batch = next(plain.batches(loader, 0))
         for step in (plain, rounded):
             step.forward_backward(batch)
@@ -120,7 +120,7 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
         steps.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
     )
     with steps.make_loader(tiny, name, device=cuda) as loader:
-        compiled.prepare(loader)
+        compiled.compile_or_capture(loader)
         expected, metrics = (steps.train(step, loader) for step in (eager, compiled))
     losses, expected_losses = ([epoch["train_loss"] for epoch in epochs] for epochs in (metrics, expected))
     assert losses == pytest.approx(expected_losses, rel=1e-3)
@@ -175,7 +175,7 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
         parts = {"model": model, "augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
         step = steps.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
         with steps.make_loader(tiny, name, device=cuda) as loader:
-            step.prepare(loader)
+            step.compile_or_capture(loader)
             assert step.execution.options.graph == graph
             metrics.append((steps.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics

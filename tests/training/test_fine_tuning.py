@@ -25,7 +25,7 @@ from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.registry import NoOptions
-from vitmnist.training.fine_tuning import load_initial_weights, scale_learning_rates
+from vitmnist.training.fine_tuning import load_matching_weights, scale_learning_rates
 
 STILL = "optimizer.lr=1e-30"
 FROZEN = ("lr_scale={*:0.1,features.0.*:0}", "optimizer=adamw", "ema_decay=0.9", "trainer.clip_norm=1")
@@ -84,23 +84,23 @@ def test_weights_that_differ_are_listed_unless_init_skip_names_them() -> None:
     model, state = make_cnn(), make_cnn(num_classes=3).state_dict() | {"extra": torch.ones(2)}
     del state["features.0.bias"]
     with pytest.raises(ConfigError) as refused:
-        load_initial_weights(model, state, ["head.weight"])
+        load_matching_weights(model, state, ["head.weight"])
     assert (
         "extra ([2] in init, missing in the model), features.0.bias (missing in init, [4] in the model), "
         "head.bias ([3] in init, [10] in the model); set"
     ) in str(refused.value)
     before = copy.deepcopy(model.state_dict())
-    load_initial_weights(model, state, ["head.*", "extra", "features.0.bias"])
+    load_matching_weights(model, state, ["head.*", "extra", "features.0.bias"])
     after = model.state_dict()
     same = {name for name in after if torch.equal(after[name], before[name])}
     assert same == {"head.weight", "head.bias", "features.0.bias"}
     assert torch.equal(after["features.3.weight"], state["features.3.weight"])
     of_lightning = {f"model.{key}": value for key, value in state.items()} | {"criterion.weight": torch.ones(3)}
-    load_initial_weights(model, of_lightning, ["head.*", "extra", "features.0.bias", "criterion.*"])
+    load_matching_weights(model, of_lightning, ["head.*", "extra", "features.0.bias", "criterion.*"])
     with pytest.raises(ConfigError, match=r"init_skip: 'hed\.\*' fits no weight; the model has features"):
-        load_initial_weights(model, state, ["hed.*"])
+        load_matching_weights(model, state, ["hed.*"])
     with pytest.raises(ConfigError, match=r"init_skip=\['\*'\]: leaves nothing of init"):
-        load_initial_weights(model, {"other": torch.ones(2)}, ["*"])
+        load_matching_weights(model, {"other": torch.ones(2)}, ["*"])
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

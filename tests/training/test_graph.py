@@ -78,7 +78,7 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
         step = make_step(tiny, "sgd", model=NormedModel(), graph=graph, **parts)
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
-        step.prepare(loader)
+        step.compile_or_capture(loader)
         assert (step.execution.compile_s > 0) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
@@ -93,7 +93,7 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
 
 def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> None:
     eager, step = (make_step(tiny, augment=None, micro_batch=None, graph=graph) for graph in (False, True))
-    step.prepare(make_loader(tiny, "ram"))
+    step.compile_or_capture(make_loader(tiny, "ram"))
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         batch = Batch(changed, labels[: len(changed)], BATCH)
@@ -112,17 +112,17 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     reasons = {"graph": "the GPU does not wait for Python", "precision": "the GPU has compute capability 8.0 or higher"}
     step = make_step(tiny, micro_batch=None, graph=True, precision="bf16", reasons=reasons)
     loader, plain = make_loader(tiny, "ram"), make_step(tiny, micro_batch=None)
-    step.prepare(loader)
+    step.compile_or_capture(loader)
     options = step.execution.options
     assert (options.graph, options.precision, step.execution.compile_s) == (False, "fp32", 0)
     assert options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     assert train(step, loader)[-1]["train_loss"] == train(plain, loader)[-1]["train_loss"]
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):
-        make_step(tiny, micro_batch=None, graph=True).prepare(make_loader(tiny, "ram"))
+        make_step(tiny, micro_batch=None, graph=True).compile_or_capture(make_loader(tiny, "ram"))
 
 
 def test_an_error_in_the_model_is_not_reported_as_a_failed_capture(tiny: Dataset) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
     step = make_step(tiny, model=model, micro_batch=None, graph=True, reasons={"graph": "why"})
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        step.prepare(make_loader(tiny, "ram"))
+        step.compile_or_capture(make_loader(tiny, "ram"))

@@ -168,7 +168,7 @@ def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothin
     step, again = (make_step(tiny, model=copy.deepcopy(model), **parts) for _ in range(2))
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
-    step.prepare(batches)
+    step.compile_or_capture(batches)
     assert step.execution.options.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
@@ -177,7 +177,7 @@ def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothin
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
     compiled = counters["stats"]["unique_graphs"]
     for compiled_step in (step, again):  # The second step has the same shapes, as in the next job of a sweep.
-        compiled_step.prepare(batches)
+        compiled_step.compile_or_capture(batches)
     assert counters["stats"]["unique_graphs"] == compiled > 0
     check_gradient(again, tiny, BATCH, 1e-5, smoothing=0.1)
 
@@ -191,7 +191,7 @@ def test_more_versions_than_torch_keeps_are_compiled(tiny: Dataset, monkeypatch:
         model = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(784, 10))
         step = make_step(tiny, model=model, augment=None, micro_batch=size, compile=True)
         before = copy.deepcopy(model.state_dict())
-        step.prepare(make_loader(tiny, "ram"))
+        step.compile_or_capture(make_loader(tiny, "ram"))
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         check_gradient(step, tiny, size, 1e-5)
 
@@ -211,7 +211,7 @@ def test_compiled_batch_normalisation_sees_no_padding(
     models, batches = (plain, copy.deepcopy(plain)), make_loader(tiny, "ram")
     for model, is_compiled in zip(models, (False, True), strict=True):
         step = make_step(tiny, model=model, augment=augment, micro_batch=micro_batch, compile=is_compiled)
-        step.prepare(batches)
+        step.compile_or_capture(batches)
         train(step, batches, 2)
     for name, value in models[1].state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)

@@ -51,7 +51,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
     with lazy_help_accepted():
         parser = get_args_parser()
     options, unknown = parser.parse_known_intermixed_args(argv)
-    overrides: list[str] = options.overrides
+    overrides: list[str] = [*options.overrides]
     for override in overrides:
         section, _, option = parse_key(override).rpartition(".")
         group = section.replace(".", "/")

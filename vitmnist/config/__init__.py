@@ -1,4 +1,4 @@
-"""The configuration: its schema, composition and validation."""
+"""The configuration: its schema, composition and validation; here, the keys of overrides."""
 
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path

@@ -92,15 +92,15 @@ class LogConfig:
     """`log`: how often step metrics and images are logged."""
 
     every_steps: int | None = config_field(at_least=1, affects="execution")
-    images_every_epochs: int | None = config_field(at_least=1)
-    per_class: bool = config_field(False)
+    images_every_epochs: int | None = config_field(at_least=1, affects="nothing")
+    per_class: bool = config_field(False, affects="nothing")
 
 
 @dataclass
 class DistributedConfig:
     """`distributed`: training with several processes under `torchrun`."""
 
-    timeout_s: float = config_field(above=0, at_most=1e6)
+    timeout_s: float = config_field(above=0, at_most=1e6, affects="nothing")
 
 
 @dataclass
@@ -127,14 +127,14 @@ class Config:
     monitor: str = config_field()
     patience: int | None = config_field(at_least=1, may_change=True)
     ema_decay: float | None = config_field(above=0, below=1)
-    checkpoint: CheckpointConfig = section(CheckpointConfig, affects="nothing")
-    distributed: DistributedConfig = section(DistributedConfig, affects="nothing")
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    distributed: DistributedConfig = section(DistributedConfig)
     max_minutes: float | None = config_field(at_least=0, affects="nothing")
     resume: str | None = config_field(affects="nothing")
     repeats: int = config_field(at_least=1, affects="nothing")
     repeat: int = config_field(at_least=1, affects="nothing")
     logger: Any = config_field(affects="nothing")
-    log: LogConfig = section(LogConfig, affects="nothing")
+    log: LogConfig = section(LogConfig)
 
     def __post_init__(self) -> None:
         # A single logger can be given by its name alone.
@@ -158,7 +158,7 @@ def iterate_metadata(schema: type = Config, prefix: str = "") -> Iterator[tuple[
 FREE_KEYS = [key for key, metadata in iterate_metadata() if metadata.has_free_keys]
 """The keys of dicts that are values, not sections."""
 IGNORED_KEYS = [key for key, metadata in iterate_metadata() if metadata.affects == "nothing"]
-"""The keys and sections that affect neither the result nor the time, so that comparisons ignore them."""
+"""The keys that affect neither the result nor the time, so that comparisons ignore them."""
 
 
 def iterate_registries() -> Iterator[tuple[str, Any]]:

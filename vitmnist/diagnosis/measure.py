@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader
 from vitmnist.diagnosis.candidates import BASELINE, add_alternatives
 from vitmnist.errors import DataError
 from vitmnist.replacement.original_dataloader import rebuild
+from vitmnist.runtime.buffers import preserve_buffers
 from vitmnist.runtime.device import create_queue, refuse_mps
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.store.tree import map_batch_tensors
-from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings, preserve_buffers
+from vitmnist.timing.benchmark import Benchmark, LoaderCandidate, StepFunction, make_timings
 from vitmnist.timing.table import Bottleneck, LoaderTiming, Spread, format_bottleneck, format_timings
 
 if TYPE_CHECKING:

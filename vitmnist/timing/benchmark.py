@@ -5,7 +5,7 @@ A `LoaderCandidate` says what is timed, and a `Measurement` has its times. `timi
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from math import ceil
@@ -14,7 +14,6 @@ from traceback import clear_frames
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -34,17 +33,6 @@ CPU = torch.device("cpu")
 Item = TypeVar("Item")
 StepFunction = Callable[[Any], object]
 """A training step: `step(batch)`."""
-
-
-@contextmanager
-def preserve_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers of a model on exit from the block, in which it trains. A `state_dict` lacks some of them."""
-    saved = [buffer.clone() for buffer in model.buffers()]
-    try:
-        yield
-    finally:  # Read the buffers again, because `forward` can assign new ones.
-        for buffer, value in zip(model.buffers(), saved, strict=True):
-            buffer.detach().copy_(value)
 
 
 @dataclass(frozen=True)

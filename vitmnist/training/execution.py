@@ -124,6 +124,7 @@ class Execution:
     def __post_init__(self) -> None:
         self.compile_s = 0.0
         """The seconds spent on compiling or on capturing graphs."""
+        self._was_prepared = False
         # Divide a batch into the fewest microbatches of at most `micro_batch` images, all of nearly the same size.
         self._num_microbatches = math.ceil(self.batch_size / (self.options.micro_batch or self.batch_size))
         self.microbatch_size = math.ceil(self.batch_size / self._num_microbatches)
@@ -139,7 +140,7 @@ class Execution:
             )
 
     def _build_module(self) -> None:
-        """Build the module that computes the loss: eager, compiled or graphed. `distribute` wraps it with DDP."""
+        """Build the module that computes the loss: eager, compiled or graphed. `wrap_ddp` wraps it."""
         module = ForwardPass(self.model, self.preprocess, self.options.precision, self.loss)
         self._mix_batch = self.preprocess.mix_batch
         if self.options.compile:  # The first call compiles.
@@ -176,7 +177,7 @@ class Execution:
         """Skip compiled code if `is_eager`, for example for a short batch, which would trigger a recompilation."""
         return torch.compiler.set_stance("force_eager") if self.options.compile and is_eager else nullcontext()
 
-    def distribute(self, world: World) -> None:
+    def wrap_ddp(self, world: World) -> None:
         """Let each backward pass average the gradients over the ranks."""
         self._module = world.wrap_ddp(self._module)
 
@@ -194,7 +195,7 @@ class Execution:
             ConfigError: `trainer.compile=true` or `trainer.graph=true` failed.
         """
         started = time.perf_counter()
-        if not self.compile_s:
+        if not self._was_prepared:
             if self.options.compile:
                 log.info("compiling the step, which may take a minute")
             # Call the model eagerly first. An error in the model is then not mistaken for a failed compilation, and
@@ -206,16 +207,22 @@ class Execution:
                 (whole,) = self.prepare_microbatches(batch)
                 self._module.capture(whole.tensors())
             else:
-                try:
-                    self._forward_backward(batch)  # Later jobs of a sweep hit torch's compile cache here.
-                except Exception:
-                    torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
-                    self._forward_backward(batch)
-            self.compile_s += time.perf_counter() - started
+                self._compile(batch)
         except Exception as error:  # Dynamo, inductor and CUDA raise many types.
             self.options = self.options.fall_back(first_line(error))
             self._build_module()
             log.info("the step stays eager:\n%s", self.options.describe())
+        else:
+            self._was_prepared = True
+            self.compile_s += time.perf_counter() - started
+
+    def _compile(self, batch: Batch) -> None:
+        """Compile the code, or load it from torch's cache, as the later jobs of a sweep do."""
+        try:
+            self._forward_backward(batch)
+        except Exception:
+            torch.compiler.reset()  # Earlier jobs may have used up torch's limit of compiled versions.
+            self._forward_backward(batch)
 
     def _forward_backward(self, batch: Batch) -> None:
         for micro in self.prepare_microbatches(batch):

@@ -24,7 +24,7 @@ PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.")
 def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], num_classes: int) -> None:
     """Load the weights of `model.weights`, fitted to the images and classes; raises `ConfigError` as `init` does."""
     fitted, head = fit_weights({**_rename_weights(weights, model)}, model, num_classes)
-    load_initial_weights(model, fitted, [*skip, *head], "model.weights")
+    load_matching_weights(model, fitted, [*skip, *head], "model.weights")
 
 
 def log_expected_input(architecture: str, model: Any, size: Sequence[int], train: Split) -> None:
@@ -43,7 +43,7 @@ def log_expected_input(architecture: str, model: Any, size: Sequence[int], train
         )
 
 
-def load_initial_weights(
+def load_matching_weights(
     model: nn.Module, weights: Mapping[str, Tensor], skip: Sequence[str], key: str = "init"
 ) -> None:
     """Load weights and buffers by name. `_rename_weights` first adapts the names to the model.

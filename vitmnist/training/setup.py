@@ -1,4 +1,4 @@
-"""Builds the dataset, the model and the loss of a run from its configuration, and checks that they fit together."""
+"""Reads the dataset and builds the model of a run, and checks that dataset, model, loss and metrics fit together."""
 
 import copy
 import math
@@ -25,7 +25,7 @@ from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
-from vitmnist.training.fine_tuning import load_initial_weights, load_pretrained
+from vitmnist.training.fine_tuning import load_matching_weights, load_pretrained
 from vitmnist.training.step import TrainStep
 
 
@@ -98,7 +98,7 @@ def build_model(
         if weights is not None and find_pretrained(config):
             load_pretrained(model, weights, config.init_skip, num_classes)
         elif weights is not None:
-            load_initial_weights(model, weights, config.init_skip)
+            load_matching_weights(model, weights, config.init_skip)
         _check_outputs(name, model.to(device), torch.zeros(2, *input_shape, device=device), num_classes)
     # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
     except (RuntimeError, ValueError, AssertionError) as error:

@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from vitmnist.config.schema import Precision
 from vitmnist.loaders.base import Loader
 from vitmnist.optim.optimizers import EMA
+from vitmnist.runtime.buffers import preserve_buffers
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
-from vitmnist.timing.benchmark import preserve_buffers
 from vitmnist.training.batch import Batch, load_batches
 from vitmnist.training.execution import Execution, Sums
 
@@ -134,7 +134,7 @@ class TrainStep:
         self._skipped_steps.zero_()
         return skipped_steps
 
-    def prepare(self, loader: Loader) -> None:
+    def compile_or_capture(self, loader: Loader) -> None:
         """If configured, compile or capture the step for the dtype of the images; drop only the gradients."""
         options = self.execution.options
         if not (options.compile or options.graph):
@@ -144,9 +144,9 @@ class TrainStep:
         with self.preserved_state(), set_float32_precision(self._use_tf32):
             self.execution.prepare(batch)
 
-    def distribute(self, world: World) -> None:
+    def sum_gradients_over(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""
-        self.execution.distribute(world)
+        self.execution.wrap_ddp(world)
         self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())
