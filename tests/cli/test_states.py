@@ -28,9 +28,7 @@ DAMAGED_RECORD = "run/.hydra/config.yaml: is not YAML: "
 class State(NamedTuple):
     """A state of a run's folder, and what each command prints in it."""
 
-    build: Callable[
-        [Path, Path], object
-    ]  # called with the fixture `runs` and the folder
+    build: Callable[[Path, Path], object]  # called with the fixture `runs` and the folder
     auto: str  # resume=auto hydra.run.dir=DIR
     resume: str  # resume=DIR
     plain: str  # hydra.run.dir=DIR alone

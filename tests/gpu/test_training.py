@@ -72,7 +72,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
         assert step.execution.options.graph == graph
         world.connect(cuda, 60)  # As in a run, NCCL starts its threads after the capture.
         if not graph:
-            step.distribute(world)
+            step.sum_gradients_over(world)
         for epoch in range(2):
             if epoch:
                 monkeypatch.setattr(

@@ -11,20 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from tests.support.steps import (
-    BATCH,
-    CPU,
-    CUTMIX,
-    MIXUP,
-    OPTIMIZERS_UNDER_TEST,
-    SHIFT,
-    check_same_weights,
-    gradient_difference,
-    make_loader,
-    make_step,
-    make_vit,
-    train,
-)
+from tests.support import steps
+from tests.support.steps import BATCH, CUTMIX, MIXUP, SHIFT, make_loader, make_step, make_vit, train
 from vitmnist.augment.preprocess import Compose
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
@@ -64,7 +52,7 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     expected = -(targets * logits.log_softmax(dim=1)).sum(dim=1).mean()
     plain.zero_grad()
     expected.backward()
-    assert gradient_difference(step.model, plain) < bound
+    assert steps.gradient_difference(step.model, plain) < bound
     assert float(sums["loss"]) / size == pytest.approx(float(expected.detach()), rel=bound)
     if bound < 1e-3:
         # A mixed image is correct if the prediction is its first label.
@@ -99,7 +87,7 @@ def test_bf16_gives_the_gradient_within_its_rounding(tiny: Dataset, augment: Com
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
-    assert gradient_difference(step.model, plain.model) > 1e-5  # In float32, it would be smaller.
+    assert steps.gradient_difference(step.model, plain.model) > 1e-5  # In float32, it would be smaller.
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
@@ -109,7 +97,7 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     batch = batch_of(tiny, step, BATCH)
     plain.forward_backward(batch)
     step.forward_backward(batch)
-    difference = gradient_difference(step.model, plain.model)
+    difference = steps.gradient_difference(step.model, plain.model)
     assert 1e-6 < difference < 0.01  # In float32, it would be below the lower bound.
     step.update()
     for scale, is_finite in ((1e30, False), (1024.0, True)):
@@ -126,7 +114,7 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     for trained in (step, restored):
         trained(batch)
     assert restored.state_dict()["scaler"] == step.state_dict()["scaler"] != plain.state_dict()["scaler"]
-    check_same_weights(restored.model, step.model, tolerance=0)
+    steps.check_same_weights(restored.model, step.model, tolerance=0)
 
 
 def read_modes() -> tuple[str, bool]:
@@ -217,13 +205,13 @@ def test_compiled_batch_normalisation_sees_no_padding(
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
+@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS_UNDER_TEST)
 def test_a_fused_optimizer_gives_the_same_weights(tiny: Dataset, optimizer: str) -> None:
-    steps = [make_step(tiny, optimizer, fused=fused) for fused in (True, False)]
-    for step in steps:
+    ours, theirs = (make_step(tiny, optimizer, fused=fused) for fused in (True, False))
+    for step in (ours, theirs):
         train(step, make_loader(tiny, "ram"))
-    assert [bool(step.optimizer.param_groups[0]["fused"]) for step in steps] == [True, False]
-    check_same_weights(steps[0].model, steps[1].model)
+    assert [bool(step.optimizer.param_groups[0]["fused"]) for step in (ours, theirs)] == [True, False]
+    steps.check_same_weights(ours.model, theirs.model)
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 2}, {"micro_batch": None}], ids=str)
@@ -231,7 +219,7 @@ def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(ti
     norms = {}
     for clip_norm in (None, 1e-3):
         step = make_step(tiny, clip_norm=clip_norm, **options)
-        progress = EpochProgress(0, EpochSampler(23, BATCH, 3), CPU, log_every=1)
+        progress = EpochProgress(0, EpochSampler(23, BATCH, 3), step.device, log_every=1)
         progress.record_step(step, step.forward_backward(batch_of(tiny, step, BATCH)))
         step.update()
         norms[clip_norm] = progress.logged_steps()[0]["grad_norm"], float(step.gradient_norm())
@@ -274,5 +262,5 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     for step in (second, long, longer):
         train(step, batches, 1, first=1)
     assert longer.lr == long.lr != second.lr
-    check_same_weights(second.model, whole.model, tolerance=0)
-    check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
+    steps.check_same_weights(second.model, whole.model, tolerance=0)
+    steps.check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
