@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, Printed
+from tests.conftest import Printed
 from tests.support.benchmarks import BENCHMARKS
 from tests.support.pages import commands
+from tests.support.processes import REPOSITORY
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import REPOSITORY, CallHere, Printed, Start, Train, assert_same_run, result_of
+from tests.conftest import CallHere, Printed, Start, Train, assert_same_run, result_of
 from tests.support.pages import blocks
+from tests.support.processes import REPOSITORY
 from vitmnist.cli.status import main as status
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"

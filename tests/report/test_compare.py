@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPOSITORY
+from tests.support.processes import REPOSITORY
 from tests.support.records import DATASET, compared, epoch, table_of, the_only, write_run
 from vitmnist.report.plots import draw_panels
 from vitmnist.report.summary import CHOSEN_ON_TEST, NO_TIME, summarize_comparison

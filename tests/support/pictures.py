@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from tests.conftest import REPOSITORY
+from tests.support.processes import REPOSITORY
 from vitmnist import from_dataloader
 from vitmnist.runtime.random_state import seed_generators
 from vitmnist.store.tree import find_difference
