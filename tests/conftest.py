@@ -76,7 +76,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture
 def add_members() -> Iterator[AddMembers]:
-    """Add or replace members of a registry until the test ends: `add_members(MODELS, cnn=(CNNOptions, build))`."""
+    """Add or replace members of a registry until the test ends, as `temporarily` does."""
     with ExitStack() as stack:
         yield lambda registry, **members: stack.enter_context(registry.temporarily(**members))
 

@@ -19,6 +19,7 @@ from vitmnist.loaders.decoded import RamLoader
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
+from vitmnist.registry import Member
 
 
 def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_built(
@@ -30,7 +31,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    add_members(MODELS, cnn=(CNNOptions, calls.build))
+    add_members(MODELS, cnn=Member(CNNOptions, calls.build))
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -78,8 +79,7 @@ def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
 def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    add_members(MODELS, cnn=dropping)
+    add_members(MODELS, cnn=Member(CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5))))
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
@@ -109,7 +109,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    add_members(MODELS, cnn=(CNNOptions, Tied))
+    add_members(MODELS, cnn=Member(CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])

@@ -39,7 +39,7 @@ from vitmnist.timing.benchmark import LoaderCandidate
 from vitmnist.tracking.log import log_bottleneck
 from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result
-from vitmnist.training import setup
+from vitmnist.training import build, checks
 from vitmnist.training.execution import Execution
 from vitmnist.training.fine_tuning import scale_learning_rates
 from vitmnist.training.loop import AfterStep, evaluate, train_epoch
@@ -79,7 +79,7 @@ class Trainer:
     def __init__(
         self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
     ) -> None:
-        self.config = config = setup.resolve_dataset_options(config)
+        self.config = config = build.resolve_dataset_options(config)
         self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
         self.device = choose_device(config.device, world)
@@ -149,7 +149,7 @@ class Trainer:
 
     def read_initial_weights(self) -> Mapping[str, Tensor] | None:
         """Read the weights that `init` or `model.weights` names; None if neither does."""
-        config, pretrained = self.config, setup.find_pretrained(self.config)
+        config, pretrained = self.config, build.find_pretrained(self.config)
         if config.init and pretrained:
             raise ConfigError("init and model.weights both name initial weights; set one of them to null")
         if config.init:
@@ -162,10 +162,10 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches."""
         config, world = self.config, self.world
-        setup.check_config(config, self.device)
-        dataset = setup.read_dataset(config, world)
-        setup.check_eval_split(dataset, config)
-        setup.check_same_on_machines(dataset, config, world)
+        checks.check_config(config, self.device)
+        dataset = build.read_dataset(config, world)
+        checks.check_eval_split(dataset, config)
+        checks.check_same_on_machines(dataset, config, world)
         data, labels = config.data, dataset.train.labels
         return dataset, EpochSampler(
             len(labels), config.batch_size, config.seed, data.shuffle, data.drop_last, world.rank, world.size, labels
@@ -176,11 +176,11 @@ class Trainer:
         config, device = self.config, self.device
         batch_size = min(sampler.rank_batch_size, sampler.size)
         options = self._resolve_step_options(batch_size, config.epochs_to_train * sampler.size)
-        model = setup.build_model(config, train.images.shape[1:], len(train.classes), device, weights)
+        model = build.build_model(config, train.images.shape[1:], len(train.classes), device, weights)
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
-        setup.check_loss(config.loss, train, preprocess.has_mixing)
+        checks.check_loss(config.loss, train, preprocess.has_mixing)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        setup.check_batch_metrics(len(train.classes))
+        checks.check_batch_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
@@ -188,7 +188,7 @@ class Trainer:
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
-        setup.check_batch_norm(step, train.images[:1].to(device), sampler)
+        checks.check_batch_norm(step, train.images[:1].to(device), sampler)
         return step
 
     def _resolve_step_options(self, batch_size: int, num_images: int) -> StepOptions:

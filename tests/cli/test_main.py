@@ -17,7 +17,7 @@ from vitmnist.config.validation import validate
 from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.tracking.runs import find_runs
-from vitmnist.training.setup import check_config
+from vitmnist.training.checks import check_config
 
 
 def test_a_file_of_config_dir_that_the_project_has_too_is_refused(refuse: Printed, tmp_path: Path) -> None:

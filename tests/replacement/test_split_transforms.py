@@ -33,7 +33,7 @@ def names_of_splits(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]
     source = loader.dataset.split_transforms
     return [
         tuple([type(part).__name__ for part in parts] for parts in split)
-        for split in zip(source.deterministic, source.random, strict=True)
+        for split in zip(source.deterministic, source.random_parts, strict=True)
     ]
 
 

@@ -28,7 +28,7 @@ from vitmnist.models import MODELS
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.training import loop
-from vitmnist.training.setup import check_batch_metrics
+from vitmnist.training.checks import check_batch_metrics
 
 BATCH_SIZE = 256
 """The number of images in memory at a time."""

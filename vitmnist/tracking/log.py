@@ -14,8 +14,8 @@ from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 from vitmnist.tracking.result import Result
+from vitmnist.training.build import find_pretrained
 from vitmnist.training.fine_tuning import log_expected_input
-from vitmnist.training.setup import find_pretrained
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
 from vitmnist.metrics import METRICS, BatchMetric
-from vitmnist.registry import NoOptions
-from vitmnist.training.setup import check_loss
+from vitmnist.registry import Member, NoOptions
+from vitmnist.training.checks import check_loss
 
 
 def brier(logits: Tensor, targets: Tensor) -> Tensor:
@@ -68,10 +68,7 @@ def test_padding_must_not_change_a_loss(
     has_mixing: bool,
     message: str | None,
 ) -> None:
-    def build(options: NoOptions, *args: object) -> object:
-        return type(loss)() if isinstance(loss, nn.Module) else loss
-
-    add_members(LOSSES, custom=(NoOptions, build))
+    add_members(LOSSES, custom=Member(NoOptions, lambda *args: type(loss)() if isinstance(loss, nn.Module) else loss))
     states = torch.get_rng_state(), random.getstate()
     if message:
         with pytest.raises(ConfigError, match=message):
@@ -90,6 +87,5 @@ def test_a_metric_that_is_no_sum_over_the_images_is_refused(
         right = logits.argmax(dim=1) == labels
         return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
-    wrong = BatchMetric("%", tag="wrong"), compute
-    add_members(METRICS, wrong=wrong)
+    add_members(METRICS, wrong=Member(BatchMetric("%", tag="wrong"), compute))
     assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)

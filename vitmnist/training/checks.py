@@ -1,38 +1,29 @@
-"""Reads the dataset and builds the model of a run, and checks that dataset, model, loss and metrics fit together."""
+"""Checks that the parts of a run fit together, before it trains."""
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitmnist.augment.preprocess import build_augment, get_input_size
+from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
-from vitmnist.data.datasets.base import DATASETS, Dataset, Split, build_dataset
-from vitmnist.data.hold_out import hold_out_and_normalize
+from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line, format_error
+from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line
 from vitmnist.losses import LOSSES
 from vitmnist.metrics import get_batch_metrics
-from vitmnist.models import MODELS, PretrainedOptions
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
-from vitmnist.training.fine_tuning import load_matching_weights, load_pretrained
+from vitmnist.training.build import build_model
 from vitmnist.training.step import TrainStep
-
-
-def resolve_dataset_options(config: Config) -> Config:
-    """Replace `auto` among the options of the dataset by what its images need, so that records have the value."""
-    _, options = DATASETS.resolve(config.data.dataset)
-    return replace(config, data=replace(config.data, dataset=config.data.dataset | options.resolve_auto()))
 
 
 def check_config(config: Config, device: torch.device) -> None:
@@ -47,20 +38,6 @@ def check_config(config: Config, device: torch.device) -> None:
     resolve_statistics(config.data.normalize, options.shape and options.shape[0])
     if options.shape:  # The number of classes is unknown before the data is read; use two.
         build_model(config, options.shape, num_classes=2, device=device, weights=None)
-
-
-def read_dataset(config: Config, world: World) -> Dataset:
-    """Read the dataset, and apply the hold-out or the fold, the channel statistics and `limit_batches`.
-
-    On each machine, the first rank downloads or decodes it before the others read it.
-    """
-    if world.local_rank:
-        world.barrier()
-    dataset = build_dataset(config.data.dataset, config.data.root)
-    if not world.local_rank:
-        world.barrier()
-    dataset = hold_out_and_normalize(dataset, config.data)
-    return dataset.draw_subset(config.limit_batches * config.batch_size) if config.limit_batches else dataset
 
 
 def check_eval_split(dataset: Dataset, config: Config) -> None:
@@ -83,54 +60,6 @@ def check_same_on_machines(dataset: Dataset, config: Config, world: World) -> No
     if differing := [name for name in checksums[0] if len({sums[name] for sums in checksums}) > 1]:
         kind = DataError if world.is_main else PeerError  # Every rank finds the difference; only rank 0 shows it.
         raise kind(f"data.root={config.data.root}: {', '.join(differing)} differ between the machines")
-
-
-def build_model(
-    config: Config, shape: Sequence[int], num_classes: int, device: torch.device, weights: Mapping[str, Tensor] | None
-) -> nn.Module:
-    """Build the model on its device with the weights that `init` or `model.weights` names, and try it on two images."""
-    channels, height, width = shape
-    input_shape = channels, *get_input_size(config.data, height, width)
-    torch.manual_seed(config.seed)  # Weights are initialised on the CPU, and thus identical on every device.
-    name = f"{config.model['name']} {config.model.get('architecture', '')}".strip()
-    try:
-        model = MODELS.build(config.model, input_shape, num_classes)
-        if weights is not None and find_pretrained(config):
-            load_pretrained(model, weights, config.init_skip, num_classes)
-        elif weights is not None:
-            load_matching_weights(model, weights, config.init_skip)
-        _check_outputs(name, model.to(device), torch.zeros(2, *input_shape, device=device), num_classes)
-    # PyTorch and model libraries raise these types for a wrong input size. Any other type is a bug in the model.
-    except (RuntimeError, ValueError, AssertionError) as error:
-        if (failure := classify_error(error)).cause:
-            raise
-        if failure.is_user_error:
-            raise ConfigError(f"model={name}: {failure.message}") from error
-        raise ConfigError(
-            f"model={name}: fails on images {list(input_shape)}: {format_error(error).rstrip('.')}; set "
-            "data.dataset.size or data.crop_size to a size that the model takes, or choose another model "
-            "(HYDRA_FULL_ERROR=1 shows the traceback)"
-        ) from error
-    return model
-
-
-def find_pretrained(config: Config) -> PretrainedOptions | None:
-    """Return the options of the model if they name pretrained weights."""
-    _, options = MODELS.resolve(config.model)
-    return options if isinstance(options, PretrainedOptions) and options.weights else None
-
-
-def _check_outputs(name: str, model: nn.Module, images: Tensor, num_classes: int) -> None:
-    """Raise `ConfigError` unless the model returns `[N, classes]`; extra outputs would train without an error."""
-    with torch.no_grad():
-        logits = model.eval()(images)  # In evaluation mode, no state changes.
-    model.train()
-    if not isinstance(logits, Tensor) or logits.shape != (len(images), num_classes):
-        shown = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ConfigError(
-            f"model={name}: it returned {shown} for {len(images)} images of {num_classes} classes; it must return "
-            f"logits [{len(images)}, {num_classes}]"
-        )
 
 
 def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> None:
