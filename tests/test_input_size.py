@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.conftest import AddMembers, Printed, result_of
-from tests.data.datasets.test_image_folder import folder
+from tests.support.image_folders import write_folder
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
@@ -20,7 +20,10 @@ from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
 from vitmnist.registry import Member
 
-__all__ = ["folder"]  # a fixture
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "images")
 
 
 @pytest.fixture

@@ -15,8 +15,6 @@ from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.registry import Member
 
-VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
-
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     centred = x - x.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""A loss of padding that is not 0 is refused when the step is built."""
+"""A loss or metric that is no sum over the images is refused when the step is built."""
 
 import random
 from collections.abc import Callable
@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.conftest import AddMembers
+from tests.conftest import AddMembers, Printed
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.registry import Member, NoOptions
 from vitmnist.training.checks import check_loss
 
@@ -76,3 +77,15 @@ def test_padding_must_not_change_a_loss(
         check_loss({"name": "custom"}, tiny.train, has_mixing)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+@pytest.mark.parametrize("counts", ["mean", "padding", "each"])
+def test_a_metric_that_is_no_sum_over_the_images_is_refused(
+    counts: str, quick: list[str], refuse: Printed, add_members: AddMembers
+) -> None:
+    def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        right = logits.argmax(dim=1) == labels
+        return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
+
+    add_members(METRICS, wrong=Member(BatchMetric("%", tag="wrong"), compute))
+    assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)
