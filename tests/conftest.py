@@ -21,15 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.processes import (
-    REPOSITORY,
-    TrainProcess,
-    TrainRanks,
-    kill_leftovers,
-    run_python,
-    skip_without,
-    start_ranks,
-)
+from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, skip_without, start_ranks
 from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
@@ -84,7 +76,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture
 def add_members() -> Iterator[AddMembers]:
-    """Add or replace members of a registry until the test ends: `add_members(MODELS, cnn=(CNNOptions, build))`."""
+    """Add or replace members of a registry until the test ends, as `temporarily` does."""
     with ExitStack() as stack:
         yield lambda registry, **members: stack.enter_context(registry.temporarily(**members))
 
@@ -116,11 +108,6 @@ def tiny_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tiny_root: Path) -> Dataset:
     return load_dataset("kmnist", root=str(tiny_root))
-
-
-def start_program(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `train.py` in a folder with the given arguments, as a process."""
-    return run_python(REPOSITORY / "train.py", *arguments, folder=folder, HYDRA_FULL_ERROR="0", **environment)
 
 
 def overrides_for(data_root: Path, *more: str) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, result_of
+from tests.conftest import result_of
 from tests.support.pages import apply_diff, blocks, small, write_block
-from tests.support.processes import run_python
+from tests.support.processes import REPOSITORY, run_python
 
 
 def extended_copy(folder: Path) -> Path:

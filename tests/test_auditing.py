@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SubsetRandomSampler
 
-from tests.conftest import REPOSITORY
 from tests.support.pages import blocks
-from tests.support.processes import skip_without
+from tests.support.processes import REPOSITORY, skip_without
 from vitmnist import audit, auditing, make_loader
 from vitmnist.auditing import AuditReport, CheckResult
 from vitmnist.data.sampler import EpochSampler

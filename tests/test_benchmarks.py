@@ -4,29 +4,22 @@ import importlib
 import logging
 import re
 import runpy
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from docs.scripts.loader_chart import LAYOUTS, draw, read_times
-from tests.conftest import REPOSITORY, Printed
-from tests.support.pages import FEW, commands
+from tests.conftest import Printed
+from tests.support.benchmarks import BENCHMARKS
+from tests.support.pages import commands
+from tests.support.processes import REPOSITORY
+from vitmnist.config.compose import compose
+from vitmnist.config.schema import Config
+from vitmnist.config.validation import validate
 from vitmnist.models.vit import ViT, ViTOptions
-
-IMAGES = ["--train-size=60", "--batch-size=20", "--root=data"]
-BENCHMARKS = {  # script: arguments that make it take seconds, the first cells of its table
-    "epoch": ([*IMAGES, "--rounds=1", "--only", "hand", "fast"], ["hand-written loop", "gpu_slice, trainer=fast"]),
-    "loaders": ([*IMAGES, "--rounds=1"], ["plain loop x[permutation[i:j]]", "ram", "gpu_slice", "cache"]),
-    "step": (["--rounds=1", "--seconds=0.01", "--batch-size=4", "--root=data", "--only=fp32, eager"], ["fp32, eager"]),
-    "pictures": (
-        ["--folder=files", "--pictures=30", "--batches=1", "--sides=8", "--rounds=1", "--seconds=0.01"],
-        ["decoding alone, 1 thread", "`disk`", "torchvision v2 per sample", "`ram`, `imagenet`"],
-    ),
-    "startup": (["--rounds=1", "--only=--cfg"], ["`import torch`", "`train.py --cfg job`"]),
-    "time_to_accuracy": (["--seeds=1", "model.depth=1", *FEW], ["warm", "warm-cache process", "cold process"]),
-}
 
 
 @pytest.mark.slow
@@ -56,20 +49,18 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
     torch.testing.assert_close(ours(images), theirs(images))
 
 
-def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> None:
-    times = read_times(REPOSITORY / "benchmarks" / "results" / "sweep-cpu" / "report.csv")
-    assert [*times] == ["100", "500"]
-    assert [*times["100"]] == [*times["500"]], "rows can be compared across batch sizes"
-    wide, narrow = (
-        [text.get_text() for axes in draw(times, "light", layout).axes for text in axes.texts]
-        for layout in LAYOUTS.values()
-    )
-    assert set(wide) == set(narrow)
-    figures = [text.removesuffix("×").split(" s · ") for text in wide if text.endswith("×")]
-    seconds, ratios = ([float(pair[column]) for pair in figures] for column in (0, 1))
-    assert seconds == [round(time.seconds, 2) for loaders in times.values() for time in loaders.values()]
-    (caption,) = (line for line in (REPOSITORY / "README.md").read_text().splitlines() if "<picture>" in line)
-    for first in (0, 4):
-        panel = seconds[first : first + 4]
-        assert ratios[first : first + 4] == pytest.approx([time / min(panel) for time in panel], abs=0.005)
-        assert str(max(ratios[first : first + 4])) in caption
+def test_the_commands_of_the_gpu_page_have_valid_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    for command in importlib.import_module("gpu").COMMANDS:
+        _, program, *options = shlex.split(command)
+        if program == "train.py":
+            overrides = [option.partition(",")[0] for option in options if option != "-m"]  # The first job of a sweep.
+            validate(Config, compose(overrides))
+        elif program != "-m":
+            monkeypatch.setattr(sys, "argv", [program, *options, "--output=missing/page.md"])
+            with pytest.raises(SystemExit):
+                runpy.run_path(str(REPOSITORY / program), run_name="__main__")
+            assert "the folder missing does not exist" in capsys.readouterr().err  # the first check after the options
+    assert (REPOSITORY / "tests" / "gpu").is_dir()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.conftest import AddMembers, Printed, result_of
-from tests.data.datasets.test_image_folder import folder
+from tests.support.image_folders import write_folder
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import FORMATS
 from vitmnist.cli.export import main as export_main
@@ -18,8 +18,12 @@ from vitmnist.cli.predict import main as predict_main
 from vitmnist.inference.trained_model import load_model
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
+from vitmnist.registry import Member
 
-__all__ = ["folder"]  # a fixture
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_folder(tmp_path / "images")
 
 
 @pytest.fixture
@@ -67,7 +71,7 @@ def test_sizes_that_do_not_fit_are_refused_before_pictures_are_decoded(
     """This includes sizes that only the model's own code refuses."""
     assert "patch_size=5 does not divide the image of 12×12" in refuse(*smaller, "model.patch_size=5")
     assert "data.crop_size=12: must be at most the size of the images, 9×9" in refuse(*smaller, "data.dataset.size=9")
-    rigid = (CNNOptions, lambda options, shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, classes)))
+    rigid = Member(CNNOptions, lambda *args: nn.Sequential(nn.Flatten(), nn.Linear(3 * 224**2, args[2])))
     add_members(MODELS, cnn=rigid)
     # From torch 2.15 on, the message names the operation.
     message = (

@@ -15,9 +15,10 @@ import torch
 from PIL import Image
 
 import vitmnist
-from tests.conftest import REPOSITORY, Printed, overrides_for
+from tests.conftest import Printed, overrides_for
 from tests.support.pages import blocks
 from tests.support.pictures import draw, write_pictures
+from tests.support.processes import REPOSITORY
 from vitmnist.cli.predict import main as predict_main
 from vitmnist.cli.train import main as train
 from vitmnist.data.datasets.base import Dataset

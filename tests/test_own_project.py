@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.conftest import PLAIN, REPOSITORY, result_of
+from tests.conftest import PLAIN, result_of
 from tests.support.pages import blocks, write_block
 from tests.support.pictures import write_pictures
-from tests.support.processes import run_python
+from tests.support.processes import REPOSITORY, run_python
 from vitmnist.losses import LOSSES
 
 PAGE = REPOSITORY / "docs" / "own-project.md"

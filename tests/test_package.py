@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import vitmnist
-from tests.conftest import REPOSITORY, Train
+from tests.conftest import Train
+from tests.support.processes import REPOSITORY
 
 
 def imported_modules(source: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 
-from tests.conftest import REPOSITORY
+from tests.support.processes import REPOSITORY
 
 FILES = [file for folder in ("vitmnist", "hydra_plugins") for file in (REPOSITORY / folder).rglob("*.py")]
 PRIVATE = {  # (owner, names): what the user sees without them

@@ -21,17 +21,9 @@ from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 import vitmnist
-from tests.conftest import (
-    PLAIN,
-    REPOSITORY,
-    Printed,
-    Start,
-    assert_same_run,
-    assert_same_weights,
-    result_of,
-    write_mnist_like,
-)
+from tests.conftest import PLAIN, Printed, Start, assert_same_run, assert_same_weights, result_of, write_mnist_like
 from tests.support.pages import README, blocks
+from tests.support.processes import REPOSITORY, SignalAfterEpoch
 from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
@@ -74,18 +66,6 @@ def read_states() -> dict[str, object]:
 
 def differences(before: dict[str, object]) -> list[str]:
     return [name for name, state in read_states().items() if state != before[name]]
-
-
-class SignalAfterEpoch(logging.Handler):
-    """Sends a signal to this process after the first epoch."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("epoch 1/"):
-            signal.raise_signal(self.signum)
 
 
 def test_a_run_from_python_is_the_run_of_the_command_line(stateful: list[str], runs: Path, tmp_path: Path) -> None:
@@ -282,7 +262,7 @@ from functools import partial
 import vitmnist
 from IPython.core.completer import provisionalcompleter
 from tests.support.pictures import draw
-from tests.test_python import SignalAfterEpoch
+from tests.support.processes import SignalAfterEpoch
 few = ["data/dataset=kmnist", "data.root=.", "model=cnn", "batch_size=50", "{PLAIN}"]
 vitmnist.train = partial(vitmnist.train, *few)
 draw(7).save("scan.png")

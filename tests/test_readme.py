@@ -6,10 +6,10 @@ import pytest
 from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import CallHere, Train
+from tests.support.benchmarks import BENCHMARKS
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
 from tests.support.processes import TrainProcess, run_python
-from tests.test_benchmarks import BENCHMARKS
 from vitmnist.__main__ import main
 
 # Sweeps of many jobs; tests/cli/test_sweep.py has one.

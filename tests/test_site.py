@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 import vitmnist
-from tests.conftest import REPOSITORY
 from tests.support.pages import PAGES, blocks
-from tests.support.processes import run_python
+from tests.support.processes import REPOSITORY, run_python
 from vitmnist.config import CONF
 
 DOCS = REPOSITORY / "docs"

@@ -1,27 +1,25 @@
-"""A run: its device, its memory, its loaders, tied weights and the seeds of its ranks."""
+"""A run: its device, its memory, its loaders and tied weights."""
 
 import shutil
 import weakref
 from pathlib import Path
 from unittest.mock import ANY, Mock, call
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from tests.conftest import AddMembers, Printed, Train, assert_same_run, assert_same_weights, result_of
+from tests.conftest import AddMembers, Printed, Train, assert_same_run, result_of
 from tests.support.fake_queue import simulate_gpus
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.loaders.base import Loader
 from vitmnist.loaders.decoded import RamLoader
-from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.runtime.random_state import seed_rank
+from vitmnist.registry import Member
 
 
 def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_built(
@@ -33,7 +31,7 @@ def test_the_gpu_is_current_and_its_kernels_deterministic_before_the_model_is_bu
     calls.build.side_effect = ConfigError("stopped here")
     monkeypatch.setattr(torch.cuda, "set_device", calls.set_device)
     monkeypatch.setattr("vitmnist.trainer.use_deterministic_kernels", calls.use_deterministic_kernels)
-    add_members(MODELS, cnn=(CNNOptions, calls.build))
+    add_members(MODELS, cnn=Member(CNNOptions, calls.build))
     assert "stopped here" in refuse(*quick, "device=cuda:1")
     gpu = torch.device("cuda:1")
     before = [call.set_device(gpu), call.use_deterministic_kernels("auto", gpu)]
@@ -81,40 +79,11 @@ def test_an_epoch_has_each_metric_of_the_table_and_no_other(runs: Path) -> None:
 def test_a_resumed_run_draws_the_random_numbers_of_a_whole_one(
     quick: list[str], train_here: Train, succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    dropping = (CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5)))
-    add_members(MODELS, cnn=dropping)
+    add_members(MODELS, cnn=Member(CNNOptions, lambda *arguments: nn.Sequential(CNN(*arguments), nn.Dropout(0.5))))
     succeed(*quick, "hydra.run.dir=whole")
     assert train_here(*quick, "max_minutes=0", "hydra.run.dir=cut").returncode == ExitCode.UNFINISHED
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_a_run_stopped_within_an_epoch_resumes_after_a_metric_was_added(
-    runs: Path, succeed: Printed, tmp_path: Path, add_members: AddMembers
-) -> None:
-    """Its first batches have no value of the metric, so the epoch has none; the evaluation and later epochs have."""
-    shutil.copytree(runs / "cut", tmp_path / "cut")
-    count = BatchMetric("%", tag="labelled"), lambda logits, labels: (labels >= 0).sum()
-    add_members(METRICS, labelled=count)
-    printed = succeed("resume=cut", "max_minutes=null")
-    assert "the metric labelled is new: it is recorded in training from the next epoch on" in printed
-    assert_same_weights(runs / "whole", tmp_path / "cut")
-    epochs = result_of(tmp_path / "cut")["epochs"]
-    assert [epoch["train_labelled"] for epoch in epochs] == [None, 100]
-    assert [epoch["eval_labelled"] for epoch in epochs] == [100, 100]
-
-
-@pytest.mark.parametrize("counts", ["mean", "padding", "each"])
-def test_a_metric_that_is_no_sum_over_the_images_is_refused(
-    counts: str, quick: list[str], refuse: Printed, add_members: AddMembers
-) -> None:
-    def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        right = logits.argmax(dim=1) == labels
-        return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
-
-    wrong = BatchMetric("%", tag="wrong"), compute
-    add_members(METRICS, wrong=wrong)
-    assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)
 
 
 def test_a_run_resumed_with_another_number_of_threads_warns(
@@ -140,17 +109,7 @@ class Tied(nn.Module):
 def test_tied_weights_are_trained_saved_and_evaluated(
     quick: list[str], succeed: Printed, tmp_path: Path, add_members: AddMembers
 ) -> None:
-    add_members(MODELS, cnn=(CNNOptions, Tied))
+    add_members(MODELS, cnn=Member(CNNOptions, Tied))
     succeed(*quick, "hydra.run.dir=run")
     weights = load_file(tmp_path / "run" / "checkpoints" / "final.safetensors")
     assert torch.equal(weights["encoder.weight"], weights["decoder.weight"])
-
-
-def test_no_rank_has_the_seed_of_an_epoch() -> None:
-    seeds = []
-    for rank in range(3):
-        seed_rank(7, rank)
-        seeds.append(torch.initial_seed() % 2**32)  # Torch's generator uses only these bits.
-    assert seeds == [7, 2032283795, 1577427517]  # Published results can only be repeated with the same seeds.
-    orders = [np.random.SeedSequence(7, spawn_key=(epoch,)).generate_state(1)[0] for epoch in range(3)]
-    assert len({*seeds, *orders}) == 6

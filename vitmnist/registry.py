@@ -28,46 +28,60 @@ Builder = Callable[Concatenate[Any, P], Built]
 """A class or function that builds a member from its options and further arguments."""
 
 
+@dataclass(frozen=True)
+class Member(Generic[Declaration, Function]):
+    """A registered class or function, and the declaration that describes it."""
+
+    declaration: Declaration
+    function: Function
+
+
 class Registry(Generic[Declaration, Function]):
     """Classes or functions by name, each with a declaration. Messages name the registry `group`.
 
-    The modules of `package` register members. Modules of installed packages can register more.
+    The modules of `package` register members. Modules of installed packages can register more. Other declarations than
+    instances of `kinds` are refused.
     """
 
-    def __init__(self, group: str, package: str) -> None:
-        self.group, self.package = group, package
-        self._members: dict[str, tuple[Declaration, Function]] = {}
+    def __init__(self, group: str, package: str, kinds: tuple[type, ...] = (object,)) -> None:
+        self.group, self.package, self.kinds = group, package, kinds
+        self._members: dict[str, Member[Declaration, Function]] = {}
 
     def register(self, name: str, declaration: Declaration) -> Callable[[Function], Function]:
         """Decorator that registers a class or function under `name`, with a declaration that describes it."""
+        if not isinstance(declaration, self.kinds):
+            kinds = " or a ".join(kind.__name__ for kind in self.kinds)
+            raise ValueError(f"{self.group}: {name!r} must be declared as a {kinds}")
 
         def decorate(function: Function) -> Function:
             member = self._members.get(name)
             # The same definition may register again: in a notebook, or in a module whose first import failed.
-            if member and _definition(member[1]) != _definition(function):
+            if member and _definition(member.function) != _definition(function):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._members[name] = (declaration, function)
+            self._members[name] = Member(declaration, function)
             return function
 
         return decorate
 
-    def members(self) -> dict[str, tuple[Declaration, Function]]:
-        """Return the declaration and the function of every member, by name, sorted."""
+    def members(self) -> dict[str, Member[Declaration, Function]]:
+        """Return every member, by name, sorted."""
         import_members(self.package)
         import_installed()
         return dict(sorted(self._members.items()))
 
-    def find(self, name: object) -> tuple[Declaration, Function] | None:
+    def find(self, name: object) -> Member[Declaration, Function] | None:
         """Return a member, or None. Installed packages are imported only if the package has no such member."""
         import_members(self.package)
         return self._members.get(str(name)) or self.members().get(str(name))
 
     @contextmanager
-    def temporarily(self, **members: tuple[Declaration, Function]) -> Iterator[None]:
+    def temporarily(self, **members: Member[Declaration, Function]) -> Iterator[None]:
         """Add or replace members, such as in a test; on exit from the block, restore the members from before."""
         before = self.members()
-        self._members = before | members
+        self._members = {name: member for name, member in before.items() if name not in members}
         try:
+            for name, member in members.items():
+                self.register(name, member.declaration)(member.function)
             yield
         finally:
             self._members = before
@@ -95,7 +109,7 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
     def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""
         member = self.find(config.get("name"))
-        return {**asdict(member[0]()), **config} if member else dict(config)
+        return {**asdict(member.declaration()), **config} if member else dict(config)
 
     def resolve(
         self, config: object, key: str | None = None, *, complete: bool = False
@@ -119,9 +133,8 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         if not (member := self.find(name)):
             reasons = [suggest_names(str(name), self.members()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
-        options_type, builder = member
-        options: Any = validate(options_type, values, key)
-        return builder, options
+        options: Any = validate(member.declaration, values, key)
+        return member.function, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:
         """Build the member `config["name"]` from its completed options and the arguments; raises as `resolve`."""

@@ -26,8 +26,8 @@ def configuration_page() -> str:
         for file in (file for file in files if file.parent == folder):
             parts += [f"### `{file.stem}` {{ #{_anchor(group, file.stem)} }}", _listing(file)]
     parts += ["## Operations { #operations }", "What `data.augment.operations` may name, with the default parameters."]
-    for name, (options, _) in OPERATIONS.members().items():
-        parts.append(f"**{name}** — {options.__doc__}\n\n`{json.dumps(asdict(options()))}`")
+    for name, member in OPERATIONS.members().items():
+        parts.append(f"**{name}** — {member.declaration.__doc__}\n\n`{json.dumps(asdict(member.declaration()))}`")
     return "\n\n".join(parts) + "\n"
 
 

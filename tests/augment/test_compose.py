@@ -1,34 +1,20 @@
 """Compositions: presets, lists on the command line, and every mistake in them named."""
 
-from typing import Any
-
 import pytest
 import torch
 import yaml
 from torchvision.transforms import CenterCrop
 
-from tests.augment.test_operations import keys, operation
+from tests.support.operations import PRESETS, keys, operation, preset_of, read_preset
 from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS, derive_keys
 from vitmnist.augment.preprocess import Compose, Preprocess, build_augment, get_input_size
-from vitmnist.config import CONF
 from vitmnist.config.compose import compose
 from vitmnist.config.schema import Config, DataConfig
 from vitmnist.config.validation import validate
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.data.sources import TensorSet
 from vitmnist.errors import ConfigError
-
-PRESETS = sorted(file.stem for file in (CONF / "data" / "augment").glob("*.yaml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """Read the file of `data/augment=NAME`, in much less time than a configuration is composed."""
-    return yaml.safe_load((CONF / "data" / "augment" / f"{name}.yaml").read_text())
-
-
-def preset_of(name: str) -> Compose:
-    return Compose(read_preset(name)["operations"])
 
 
 @pytest.fixture(scope="module")

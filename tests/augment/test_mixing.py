@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms import v2
 
-from tests.augment.test_operations import built, images, keys
+from tests.support.operations import built, images, keys
 from vitmnist.augment.base import derive_keys, draw_partners, random_bits
 from vitmnist.augment.preprocess import Compose, Preprocess
 

@@ -11,21 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional as TF
 
-from vitmnist.augment.base import (
-    NUMBERS_PER_BOX,
-    OPERATIONS,
-    Mixing,
-    Operation,
-    _mix64,
-    draw_boxes,
-    draw_keys,
-    random_uniform,
-)
+from tests.support.operations import built, images, keys, operation
+from vitmnist.augment.base import NUMBERS_PER_BOX, OPERATIONS, Mixing, _mix64, draw_boxes, draw_keys, random_uniform
 from vitmnist.augment.trivial import NAMES
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError
 
-NUMBER = 200
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
 # The options of each operation with which it changes no image.
 IDENTITY_OPTIONS = {
@@ -40,25 +31,6 @@ IDENTITY_OPTIONS = {
     "blur": {"sigma": [0.01, 0.01]},
     "trivial": {"p": 0},
 }
-
-
-def built(name: str, **options: object) -> Operation | Mixing:
-    return OPERATIONS.build({"name": name, **options})
-
-
-def operation(name: str, size: tuple[int, int] | None = None, **options: object) -> Callable[[Tensor, Tensor], Tensor]:
-    """An operation as a function of images and keys that does not write to the images."""
-    module = built(name, **options)
-    module.crop_size = size
-    return lambda images, keys: module(images.clone(), *module.draw(keys, *images.shape[2:]))
-
-
-def keys(number: int = NUMBER) -> Tensor:
-    return draw_keys(EpochSampler(number, number, 0, "none"), 0, torch.device("cpu"))
-
-
-def images(number: int = NUMBER, channels: int = 3, height: int = 12, width: int = 17, seed: int = 0) -> Tensor:
-    return torch.rand(number, channels, height, width, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CallHere, Printed, assert_same_weights, result_of
-from tests.tracking.test_tensorboard import events
+from tests.support.outputs import events
 from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.cli.status import main as status

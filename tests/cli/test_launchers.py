@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.test_sweep import rows
-from tests.conftest import PLAIN, REPOSITORY, Train, overrides_for, result_of, start_program
+from tests.conftest import PLAIN, Train, overrides_for, result_of
+from tests.support.outputs import rows
 from tests.support.pages import commands
-from tests.support.processes import SIGKILL, run_python
+from tests.support.processes import REPOSITORY, SIGKILL, run_python, start_program
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.runs import read_run
 

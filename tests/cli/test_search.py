@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cli.test_sweep import jobs
-from tests.conftest import REPOSITORY, Printed, Start, Train, assert_same_run, result_of
-from tests.support.processes import SIGKILL, hide_optuna
+from tests.conftest import Printed, Start, Train, assert_same_run, result_of
+from tests.support.outputs import jobs
+from tests.support.processes import REPOSITORY, SIGKILL, hide_optuna
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.runs import read_run
 

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.conftest import REPOSITORY, CallHere, Printed, Start, Train, assert_same_run, result_of
+from tests.conftest import CallHere, Printed, Start, Train, assert_same_run, result_of
 from tests.support.pages import blocks
+from tests.support.processes import REPOSITORY
 from vitmnist.cli.status import main as status
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
@@ -21,60 +24,66 @@ REFUSED = "holds records already, which would be overwritten"
 NO_RUN = "holds no run; pass a folder such as outputs/runs/"
 ALL_DAMAGED = ".pt: is damaged or not a checkpoint: its checksum does not match"
 DAMAGED_RECORD = "run/.hydra/config.yaml: is not YAML: "
-EXPECTED = {
-    # State of the folder: with resume=auto hydra.run.dir=DIR, with resume=DIR, with hydra.run.dir=DIR alone
-    "absent": (BEGINS, NO_RUN, BEGINS),
-    "lock only": (BEGINS, NO_RUN, BEGINS),
-    "killed before a checkpoint": (BEGINS, BEGINS, BEGINS),
-    "interrupted before a checkpoint": (BEGINS, BEGINS, REFUSED),
-    "resumable": (RESUMES, RESUMES, REFUSED),
-    "killed": (RESUMES, RESUMES, REFUSED),
-    "damaged result": (RESUMES, RESUMES, REFUSED),
-    "damaged records": (DAMAGED_RECORD, DAMAGED_RECORD, REFUSED),
-    "damaged checkpoints": (ALL_DAMAGED, ALL_DAMAGED, REFUSED),
-    "completed": (DONE, DONE, REFUSED),
-    "completed, without checkpoints": (DONE, DONE, REFUSED),
+
+
+class State(NamedTuple):
+    """A state of a run's folder, and what each command prints in it."""
+
+    build: Callable[[Path, Path], object]  # called with the fixture `runs` and the folder
+    auto: str  # resume=auto hydra.run.dir=DIR
+    resume: str  # resume=DIR
+    plain: str  # hydra.run.dir=DIR alone
+
+
+def make_lock(runs: Path, folder: Path) -> None:
+    folder.mkdir()
+    (folder / ".lock").touch()
+
+
+def copy_of(run: str, *changes: tuple[str, Callable[[Path], object]]) -> Callable[[Path, Path], object]:
+    """Copy a run, then change the files that match each pattern."""
+
+    def build(runs: Path, folder: Path) -> None:
+        shutil.copytree(runs / run, folder)
+        for pattern, change in changes:
+            for path in folder.glob(pattern):
+                change(path)
+
+    return build
+
+
+NO_CHECKPOINT, NO_RESULT = ("checkpoints/*.pt", Path.unlink), ("result.json", Path.unlink)
+CUT_RESULT = "result.json", lambda file: file.write_text('{"status": "comp')
+ZEROS = ".hydra/*", lambda file: file.write_bytes(bytes(file.stat().st_size))  # as after a power cut
+BAD_CHECKPOINTS = "checkpoints/*.pt", lambda file: file.write_bytes(b"damaged")
+STATES = {
+    "absent": State(lambda runs, folder: None, BEGINS, NO_RUN, BEGINS),
+    "lock only": State(make_lock, BEGINS, NO_RUN, BEGINS),
+    "killed before a checkpoint": State(copy_of("cut", NO_CHECKPOINT, NO_RESULT), BEGINS, BEGINS, BEGINS),
+    "interrupted before a checkpoint": State(copy_of("cut", NO_CHECKPOINT), BEGINS, BEGINS, REFUSED),
+    "resumable": State(copy_of("cut"), RESUMES, RESUMES, REFUSED),
+    "killed": State(copy_of("cut", NO_RESULT), RESUMES, RESUMES, REFUSED),
+    "damaged result": State(copy_of("cut", CUT_RESULT), RESUMES, RESUMES, REFUSED),
+    "damaged records": State(copy_of("cut", CUT_RESULT, ZEROS), DAMAGED_RECORD, DAMAGED_RECORD, REFUSED),
+    "damaged checkpoints": State(copy_of("cut", BAD_CHECKPOINTS), ALL_DAMAGED, ALL_DAMAGED, REFUSED),
+    "completed": State(copy_of("whole"), DONE, DONE, REFUSED),
+    "completed, without checkpoints": State(copy_of("whole", NO_CHECKPOINT), DONE, DONE, REFUSED),
 }
 
 
-def make(state: str, runs: Path, folder: Path) -> None:
-    """Bring `folder` into a state."""
-    if state == "absent":
-        return
-    if state == "lock only":
-        folder.mkdir()
-        (folder / ".lock").touch()
-        return
-    shutil.copytree(runs / ("whole" if state.startswith("completed") else "cut"), folder)
-    if "before a checkpoint" in state or state == "completed, without checkpoints":
-        for checkpoint in folder.glob("checkpoints/*.pt"):
-            checkpoint.unlink()
-    if state.startswith("killed"):
-        (folder / "result.json").unlink()
-    if state.startswith("damaged re"):
-        (folder / "result.json").write_text('{"status": "comp')
-    if state == "damaged records":
-        for record in (folder / ".hydra").iterdir():
-            record.write_bytes(bytes(record.stat().st_size))  # as after a power cut
-    if state == "damaged checkpoints":
-        for name in ("last.pt", "previous.pt"):
-            (folder / "checkpoints" / name).write_bytes(b"damaged")
-
-
-@pytest.mark.parametrize("command", ["resume=auto", "resume=DIR", "plain"])
-@pytest.mark.parametrize("state", EXPECTED)
+@pytest.mark.parametrize("command", ["auto", "resume", "plain"])
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_each_command_does_the_right_thing_in_each_state(
-    state: str, command: str, runs: Path, stateful: list[str], train_here: Train, tmp_path: Path
+    state: State, command: str, runs: Path, stateful: list[str], train_here: Train, tmp_path: Path
 ) -> None:
-    make(state, runs, tmp_path / "run")
+    state.build(runs, tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     typed = {
-        "resume=auto": [*stateful, "resume=auto", "hydra.run.dir=run", "max_minutes=null"],
-        "resume=DIR": ["resume=run", "max_minutes=null"],
+        "auto": [*stateful, "resume=auto", "hydra.run.dir=run", "max_minutes=null"],
+        "resume": ["resume=run", "max_minutes=null"],
         "plain": [*stateful, "hydra.run.dir=run"],
     }
-    ended = train_here(*typed[command])
-    expected = dict(zip(typed, EXPECTED[state], strict=True))[command]
+    ended, expected = train_here(*typed[command]), getattr(state, command)
     assert expected in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
     if expected in (BEGINS, RESUMES):
@@ -90,7 +99,7 @@ def test_each_command_does_the_right_thing_in_each_state(
 def test_without_checkpoints_no_run_is_extended(
     runs: Path, stateful: list[str], tmp_path: Path, refuse: Printed
 ) -> None:
-    make("completed, without checkpoints", runs, tmp_path / "run")
+    copy_of("whole", NO_CHECKPOINT)(runs, tmp_path / "run")
     for typed in (["resume=run"], [*stateful, "resume=auto", "hydra.run.dir=run"]):
         printed = refuse(*typed, "epochs=3")
         assert "error: run: is completed, and has no checkpoint to continue from; begin another run" in printed

@@ -1,6 +1,5 @@
 """A sweep: every job is run, even if others fail; it ends in a report; a stopped one continues."""
 
-import csv
 import gc
 import re
 import shlex
@@ -12,20 +11,12 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.vitmnist_sweepers import RoundsSweeper
 from tests.conftest import Printed, Start, Train, assert_same_run, result_of
+from tests.support.outputs import jobs, rows
 from vitmnist.errors import ExitCode
 from vitmnist.models.cnn import CNN
 from vitmnist.trainer import Trainer
 
 LOADERS = ("disk", "ram", "prefetch")
-
-
-def jobs(sweep: Path) -> list[Path]:
-    return sorted(sweep.glob("[0-9]*"), key=lambda folder: int(folder.name.partition("-")[0]))
-
-
-def rows(sweep: Path) -> list[dict[str, str]]:
-    with (sweep / "report.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def files(folder: Path) -> dict[Path, int]:

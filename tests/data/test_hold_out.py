@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from tests.conftest import Printed, result_of
-from tests.data.datasets.test_image_folder import check_loaders, draw, folder, load
+from tests.support.image_folders import check_loaders, load, write_image
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset, Split, load_dataset
 from vitmnist.data.hold_out import hold_out_and_normalize, hold_out_validation
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
-
-__all__ = ["folder"]  # a fixture
 
 
 def divide(dataset: Dataset, **values: Any) -> Dataset:
@@ -48,7 +46,7 @@ def test_a_number_of_images_is_held_out_from_all_classes_of_a_sorted_dataset(num
 
 
 def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
-    draw(folder / "rare" / "only.png", 1)
+    write_image(folder / "rare" / "only.png", 1)
     pets = load(folder, mode="rgb", test_share=0.1)
     apart = hold_out_validation(pets, 0.3, seed=1)
     assert apart.validation.labels.bincount(minlength=4).tolist() == [3, 3, 3, 0]
@@ -105,7 +103,7 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     folds = ["1", "2.0", "1", "", "2", "1"]
     rows = [f"{label}/{index}.png,{label},{fold}" for label in ("cat", "dog") for index, fold in enumerate(folds)]
     for number, row in enumerate(rows):
-        draw(tmp_path / row.split(",")[0], number)
+        write_image(tmp_path / row.split(",")[0], number)
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(["file,label,fold", *rows]))
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
 from tests.support.pages import apply_diff, blocks, write_block
 from tests.support.pictures import PHOTOS, draw_photos
-from tests.support.processes import run_python
+from tests.support.processes import REPOSITORY, run_python
 
 PAGE = REPOSITORY / "docs" / "diagnose.md"
 SCRIPT = "docs/examples/photos.py"

@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 import vitmnist
-from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
 from tests.support.pictures import draw_photos
-from tests.support.processes import free_port
+from tests.support.processes import REPOSITORY, free_port
 
 PICTURES = 64
 EPOCHS = 2

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.augment.test_compose import PRESETS, preset_of
 from tests.gpu.conftest import NEEDS_CUDA
 from tests.support.contract import check_contract
+from tests.support.operations import PRESETS, preset_of
 from vitmnist import make_loader
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.augment.test_compose import preset_of
 from tests.conftest import PLAIN, Train, assert_same_weights, result_of
 from tests.gpu.conftest import NEEDS_CUDA
+from tests.support import steps
+from tests.support.operations import preset_of
 from tests.support.processes import free_port
-from tests.training import test_step
 from vitmnist.augment.preprocess import Compose
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
@@ -65,9 +65,9 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     """The step uses all options. The first epoch is a warm-up."""
     graph = "graph" in form
     options = {"augment": preset_of(preset), "decay": 0.9, "smoothing": 0.1, **form}
-    step = test_step.make_step(tiny, device=cuda, steps=100, **options)
+    step = steps.make_step(tiny, device=cuda, steps=100, **options)
     batches, maxima = step.batches, []
-    with test_step.make_loader(tiny, name, device=cuda) as loader:
+    with steps.make_loader(tiny, name, device=cuda) as loader:
         step.compile_or_capture(loader)
         assert step.execution.options.graph == graph
         world.connect(cuda, 60)  # As in a run, NCCL starts its threads after the capture.
@@ -98,34 +98,34 @@ def test_a_lower_precision_on_the_gpu_is_the_step_within_its_rounding(
     precision: str, graph: bool, tiny: Dataset, cuda: torch.device
 ) -> None:
     plain, rounded = (
-        test_step.make_step(tiny, device=cuda, precision=name, graph=graph, micro_batch=None)
+        steps.make_step(tiny, device=cuda, precision=name, graph=graph, micro_batch=None)
         for name in (Precision.fp32.value, precision)
     )
-    with test_step.make_loader(tiny, "gpu_slice", device=cuda) as loader:
+    with steps.make_loader(tiny, "gpu_slice", device=cuda) as loader:
         for step in (plain, rounded):
             step.compile_or_capture(loader)
         batch = next(plain.batches(loader, 0))
         for step in (plain, rounded):
             step.forward_backward(batch)
-    assert 0 < test_step.gradient_difference(rounded.model, plain.model) < 0.02
+    assert 0 < steps.gradient_difference(rounded.model, plain.model) < 0.02
 
 
-@pytest.mark.parametrize("optimizer", test_step.OPTIMIZERS_UNDER_TEST)
+@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS_UNDER_TEST)
 @pytest.mark.parametrize("name", ["gpu_slice", "prefetch", "disk"])
 def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     tiny: Dataset, cuda: torch.device, name: str, optimizer: str
 ) -> None:
     """The epochs have a short last batch; `disk` delivers float32."""
     eager, compiled = (
-        test_step.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
+        steps.make_step(tiny, optimizer, decay=0.9, device=cuda, compile=value) for value in (False, True)
     )
-    with test_step.make_loader(tiny, name, device=cuda) as loader:
+    with steps.make_loader(tiny, name, device=cuda) as loader:
         compiled.compile_or_capture(loader)
-        expected, metrics = (test_step.train(step, loader) for step in (eager, compiled))
+        expected, metrics = (steps.train(step, loader) for step in (eager, compiled))
     losses, expected_losses = ([epoch["train_loss"] for epoch in epochs] for epochs in (metrics, expected))
     assert losses == pytest.approx(expected_losses, rel=1e-3)
-    test_step.check_same_weights(compiled.model, eager.model, tolerance=1e-3)
-    test_step.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
+    steps.check_same_weights(compiled.model, eager.model, tolerance=1e-3)
+    steps.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
 
 
 # With 197 tokens, the attention kernel processes the keys in several blocks.
@@ -163,7 +163,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     assert result["trainer"]["graph"] is (trainer[0] == "trainer=fast" and "trainer.compile=true" not in trainer)
 
 
-@pytest.mark.parametrize("augment", [None, test_step.SHIFT, test_step.CUTMIX], ids=["plain", "shift", "cutmix"])
+@pytest.mark.parametrize("augment", [None, steps.SHIFT, steps.CUTMIX], ids=["plain", "shift", "cutmix"])
 @pytest.mark.parametrize("name", ["gpu_slice", "ram", "prefetch", "disk"])
 def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
     tiny: Dataset, cuda: torch.device, name: str, augment: Compose | None
@@ -171,13 +171,13 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
     """The epochs have a short last batch, batch normalisation and clipped gradients."""
     metrics = []
     for graph in (False, True):
-        model = nn.Sequential(test_step.make_vit(), nn.BatchNorm1d(10))
+        model = nn.Sequential(steps.make_vit(), nn.BatchNorm1d(10))
         parts = {"model": model, "augment": augment, "decay": 0.9, "clip_norm": 0.5, "micro_batch": None}
-        step = test_step.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
-        with test_step.make_loader(tiny, name, device=cuda) as loader:
+        step = steps.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
+        with steps.make_loader(tiny, name, device=cuda) as loader:
             step.compile_or_capture(loader)
             assert step.execution.options.graph == graph
-            metrics.append((test_step.train(step, loader), step.model.state_dict()))
+            metrics.append((steps.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics
     assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]
     assert all(torch.equal(value, their_weights[name]) for name, value in our_weights.items())

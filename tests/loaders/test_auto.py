@@ -22,7 +22,7 @@ from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.loaders.decoded import RamLoader
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
-from vitmnist.registry import NoOptions
+from vitmnist.registry import Member, NoOptions
 from vitmnist.runtime import memory
 from vitmnist.store.rows import StoreOptions
 from vitmnist.timing.benchmark import LoaderCandidate, Measurement
@@ -58,7 +58,7 @@ def registered(add_members: AddMembers) -> None:
         def __init__(self, *parts: object) -> None:
             raise DataError("its disk is gone")
 
-    add_members(LOADERS, slow=(NoOptions, Slow), broken=(NoOptions, Broken))
+    add_members(LOADERS, slow=Member(NoOptions, Slow), broken=Member(NoOptions, Broken))
 
 
 def chosen(*names: str, data: TensorSet = TENSORS, **options: object) -> LoaderSelection:
@@ -93,7 +93,7 @@ def test_the_time_limit_ends_the_timing_after_a_block() -> None:
 
 def test_a_file_is_not_written_if_memory_holds_the_samples(add_members: AddMembers) -> None:
     """Any other registered loader is a candidate."""
-    add_members(LOADERS, own=(NoOptions, DirectLoader))
+    add_members(LOADERS, own=Member(NoOptions, DirectLoader))
     selection, _ = select_loader(AutoOptions(batches=5), TENSORS, SAMPLER, CPU, LoaderCandidate)
     assert {timing.name for timing in selection.candidates} == {*LOADERS.members()} - {"auto", "cache"}
 
@@ -103,7 +103,7 @@ def test_a_mapped_dataset_is_read_once_for_all_candidates_in_memory(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, add_members: AddMembers
 ) -> None:
     """`prefetch`, which wraps `ram`, needs no second copy next to the first one."""
-    add_members(LOADERS, own=(NoOptions, type("Own", (RamLoader,), {"takes_decoded": True})))
+    add_members(LOADERS, own=Member(NoOptions, type("Own", (RamLoader,), {"takes_decoded": True})))
     copies = []
     store_all = TensorSet.store_all
 
@@ -136,8 +136,7 @@ def test_a_run_with_auto_learns_the_same_weights(
     train_here: Train, quick: list[str], tmp_path: Path, add_members: AddMembers
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
-    model = CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts))
-    add_members(MODELS, cnn=model)
+    add_members(MODELS, cnn=Member(CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts))))
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
     ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")

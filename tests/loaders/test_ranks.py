@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY
 from tests.support.pages import blocks, write_block
-from tests.support.processes import call_in_process, run_python
+from tests.support.processes import REPOSITORY, call_in_process, run_python
 from vitmnist import make_loader
 from vitmnist.errors import ConfigError
 

@@ -13,8 +13,7 @@ from vitmnist.losses.cross_entropy import CrossEntropyOptions
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.models.vit import ViT, ViTOptions
-
-VIT = {"name": "vit", "patch_size": 7, "dim": 64, "depth": 6, "heads": 8, "head_dim": 8, "mlp_dim": 128}
+from vitmnist.registry import Member
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -72,8 +71,7 @@ def test_a_model_has_an_output_for_each_class(
     outputs: int, quick: list[str], refuse: Printed, add_members: AddMembers
 ) -> None:
     """With more outputs, the model would train and predict classes that do not exist."""
-    wrong = (CNNOptions, lambda options, shape, num_classes: CNN(options, shape, outputs))
-    add_members(MODELS, cnn=wrong)
+    add_members(MODELS, cnn=Member(CNNOptions, lambda options, shape, num_classes: CNN(options, shape, outputs)))
     printed = refuse(*quick, "model=cnn")
     assert f"model=cnn: it returned [2, {outputs}] for 2 images of 10 classes; it must return logits [2, 10]" in printed
 
@@ -101,7 +99,7 @@ class Wrapped(nn.Module):
 def test_a_bug_in_a_model_is_shown_with_its_traceback(
     build: object, sweep: tuple[str, ...], quick: list[str], train_here: Train, add_members: AddMembers
 ) -> None:
-    add_members(MODELS, cnn=(CNNOptions, build))
+    add_members(MODELS, cnn=Member(CNNOptions, build))
     ended = train_here(*sweep, *quick)
     assert ended.returncode == 1
     for part in ("Traceback", "test_models.py", "has no attribute 'missing'"):
@@ -128,10 +126,9 @@ def test_an_operation_without_a_deterministic_form_ends_the_run_with_the_key(
         return logits.put(torch.tensor([0]), torch.ones(1))
 
     if where == "loss":
-        loss = CrossEntropyOptions, lambda *args: put
-        add_members(LOSSES, cross_entropy=loss)
+        add_members(LOSSES, cross_entropy=Member(CrossEntropyOptions, lambda *args: put))
     else:
-        model = CNNOptions, lambda *args: Wrapped(CNN(*args), put if where == "forward" else Put.apply)
+        model = Member(CNNOptions, lambda *args: Wrapped(CNN(*args), put if where == "forward" else Put.apply))
         add_members(MODELS, cnn=model)
     typed = ["data/loader=auto", "data.loader.seconds=0.1"] if "auto" in where else []
     printed = refuse(*quick, *typed, "trainer.deterministic=true")

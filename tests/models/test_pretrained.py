@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tests.conftest import Printed, Train, assert_same_run, weights
-from tests.models.test_models import VIT
 from vitmnist import load_model
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.cli.export import main as export_main
@@ -106,7 +105,7 @@ def learning_rates(model: nn.Module, **factors: float) -> dict[str, float]:
 
 
 def test_learning_rates_fall_from_the_head_to_the_input() -> None:
-    rates = learning_rates(MODELS.build({**VIT, "depth": 2}, (1, 28, 28), 10), **{"head.*": 0.1})
+    rates = learning_rates(MODELS.build({"name": "vit", "depth": 2}, (1, 28, 28), 10), **{"head.*": 0.1})
     expected = {"class_token": 1 / 8, "embed.bias": 1 / 8, "blocks.0.mlp.1.bias": 1 / 4, "blocks.1.mlp.1.bias": 1 / 2}
     assert expected.items() <= rates.items()
     assert rates["head.0.bias"] == 0.1

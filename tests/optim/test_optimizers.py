@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.training.test_step import OPTIMIZERS_UNDER_TEST, make_vit
+from tests.support.steps import OPTIMIZERS_UNDER_TEST, make_vit
 from vitmnist.optim.optimizers import OPTIMIZERS
 
 

@@ -103,35 +103,6 @@ def test_a_process_sees_the_end_of_its_parent(windows: StartOnWindows, tmp_path:
     assert becomes_true(lambda: process.output == "False NONE\nSIGHUP\n", seconds=60), process.output
 
 
-DECODED = """
-import torch
-from torch.utils.data import DataLoader, Dataset
-from vitmnist import from_dataloader
-from vitmnist.store import read_in_chunks
-from vitmnist.store.tree import find_difference
-
-class Pictures(Dataset):
-    def __len__(self):
-        return 40
-    def __getitem__(self, index):
-        return torch.full((3, 4, 4), index), index
-
-if __name__ == "__main__":
-    read_in_chunks.available_cores = lambda: 1  # Each worker imports torch.
-    torch.manual_seed(0)
-    expected = list(DataLoader(Pictures(), batch_size=8, shuffle=True))
-    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=1)
-    replacement = from_dataloader(original, "cache", folder="decoded", fingerprint="pictures")
-    torch.manual_seed(0)
-    print(find_difference(list(replacement), expected))
-"""
-
-
-def test_from_dataloader_reads_with_a_worker(windows: StartOnWindows, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(DECODED)
-    assert windows("script.py").succeeded() == "None\n"
-
-
 IMPORTS = """
 import importlib, pkgutil, vitmnist, hydra_plugins.vitmnist_sweepers
 for module in pkgutil.walk_packages(vitmnist.__path__, "vitmnist."):
@@ -223,33 +194,3 @@ def test_ctrl_c_spares_the_workers(windows: StartOnWindows, quick: list[str], tm
     assert code == ExitCode.UNFINISHED, output
     assert "Traceback" not in output
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
-
-
-SCRIPT = """
-import time
-from torch.utils.data import DataLoader, Dataset
-
-class Slow(Dataset):
-    def __len__(self):
-        return 60
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        return index
-
-if __name__ == "__main__":
-    print("≈".encode("cp1252", "replace"))
-    for workers in (0, 1):  # A worker that persists imports torch once.
-        for batch in DataLoader(Slow(), batch_size=2, num_workers=workers, persistent_workers=workers > 0):
-            time.sleep(0.001)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_script_with_workers_is_diagnosed(windows: StartOnWindows, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    code, output = windows("-m", "vitmnist", "diagnose", "--json=report.json", "script.py").ended()
-    # Torch's own workers may abort while they exit, if they were spawned, and torch prints a traceback for it.
-    assert code == 0, output
-    assert "loader 2: Slow" in output
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))

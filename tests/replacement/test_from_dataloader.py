@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 from torchvision.transforms import Compose, RandomCrop, Resize, ToTensor
 
-from tests.support.pictures import Pictures, assert_same, check_same, run
+from tests.support.pictures import Pictures, assert_same, check_same, collect
 from tests.support.samples import SIZE, Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.errors import DataError
@@ -97,7 +97,7 @@ def test_batches_and_order_match_the_dataloader(
 ) -> None:
     dataloader, generator = DataLoader(dataset, **settings), settings.get("generator")
     state = generator.get_state() if generator else None
-    expected, after = run(dataloader), torch.get_rng_state()
+    expected, after = collect(dataloader), torch.get_rng_state()
     for name in ("ram", "cache"):
         replacement = from_dataloader(dataloader, name, folder=str(tmp_path))
         assert type(replacement) is DecodedDataLoader
@@ -105,7 +105,7 @@ def test_batches_and_order_match_the_dataloader(
         assert len(replacement) == len(dataloader)
         if generator:
             generator.set_state(state)
-        assert_same(run(replacement), expected)
+        assert_same(collect(replacement), expected)
         assert torch.equal(torch.get_rng_state(), after)
         same = ("batch_size", "sampler", "drop_last", "generator") if dataloader.batch_size else ("batch_sampler",)
         assert [name for name in same if getattr(replacement, name) is not getattr(dataloader, name)] == []
@@ -122,7 +122,7 @@ def test_set_epoch_of_a_distributed_sampler_changes_the_order(is_random: bool, f
         orders = []
         for number in (0, 1):
             sampler.set_epoch(number)
-            assert_same(run(replacement, 1), run(dataloader, 1))
+            assert_same(collect(replacement, 1), collect(dataloader, 1))
             orders.append(labels_of(replacement))
         assert orders[0] != orders[1]
 
@@ -223,7 +223,7 @@ def test_a_dataset_larger_than_memory_is_stored_in_a_file(
         from_dataloader(dataloader, "ram")
     replaced = from_dataloader(dataloader, folder=str(tmp_path))
     assert isinstance(replaced.dataset, DecodedDataset)
-    assert_same(run(replaced), run(dataloader))
+    assert_same(collect(replaced), collect(dataloader))
     monkeypatch.setattr(cache_file.shutil, "disk_usage", lambda folder: SimpleNamespace(free=SIZE))
     with pytest.raises(OutOfSpaceError, match=r"cache: .* on the disk of .*; name a folder on another disk"):
         from_dataloader(dataloader, "cache", folder=str(tmp_path))
@@ -258,7 +258,7 @@ class Unsized(Sampler[int]):
 def test_samplers_without_a_length_or_a_batch_are_accepted() -> None:
     original = DataLoader(Pairs(), 4, sampler=Unsized())
     replaced = from_dataloader(original, "ram")
-    assert_same(run(replaced), run(original))
+    assert_same(collect(replaced), collect(original))
     none = from_dataloader(DataLoader(Pairs(3), 4, drop_last=True), "ram")
     assert isinstance(none.dataset, RowDataset)
     assert list(none) == []

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, get_worker_info
 from torchvision import transforms as v1
 
-from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run, write_pictures
+from tests.support.pictures import Pictures, assert_same, check_same, collect, replaced_as_well, write_pictures
 from tests.support.samples import SIZE, Made, Pairs, WithEpochs
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
@@ -135,7 +135,7 @@ def test_state_of_transforms_and_collate_functions_goes_on_as_in_the_original(pa
 
     original, replaced = replaced_as_well(build)
     assert not any(part.calls for part in replaced.dataset.transform.transforms)
-    assert_same(run(replaced, 3), run(original, 3))
+    assert_same(collect(replaced, 3), collect(original, 3))
     for part in replaced.dataset.transform.transforms:
         part(torch.full((2, 2), 99))  # As another loader that shares the transform does
     assert len(list(replaced)) == len(original)
@@ -259,4 +259,4 @@ def test_attributes_of_transforms_that_are_still_applied_may_change(folder: Path
         for loader in (original, replaced):
             assert list(loader)
             loader.dataset.transform.transforms[1].p = 1.0
-        assert_same(run(replaced), run(original))
+        assert_same(collect(replaced), collect(original))

@@ -14,7 +14,7 @@ from torchvision import datasets
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from tests.support.pictures import Pictures, assert_same, check_same, replaced_as_well, run
+from tests.support.pictures import Pictures, assert_same, check_same, collect, replaced_as_well
 from vitmnist import from_dataloader
 from vitmnist.errors import DataError
 from vitmnist.replacement.sample_dataset import SampleDataset
@@ -33,7 +33,7 @@ def names_of_splits(loader: DataLoader[Any]) -> list[tuple[list[str], list[str]]
     source = loader.dataset.split_transforms
     return [
         tuple([type(part).__name__ for part in parts] for parts in split)
-        for split in zip(source.deterministic, source.random, strict=True)
+        for split in zip(source.deterministic, source.random_parts, strict=True)
     ]
 
 
@@ -51,7 +51,7 @@ def test_batches_are_the_same_with_any_workers_and_after_an_early_break(settings
     assert replaced.num_workers == original.num_workers
     assert names_of_splits(replaced)[0][0] == ["Resize"]
     for epochs, end in ((1, 2), (2, None)):
-        assert_same(run(replaced, epochs, end), run(original, epochs, end))
+        assert_same(collect(replaced, epochs, end), collect(original, epochs, end))
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     from_dataloader(original, "ram")
     assert torch.equal(states[0], torch.get_rng_state())

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 
-from tests.support.pictures import Pictures, assert_same, check_same, draw, run
+from tests.support.pictures import Pictures, assert_same, check_same, collect, draw
 from tests.support.samples import Made, Pairs
 from vitmnist import from_dataloader
 from vitmnist.data import random_samples
@@ -116,9 +116,9 @@ def test_batches_without_rows_equal_the_originals(kind: str, workers: int) -> No
     make, collate = MADE[kind]
     dataset = Made(make)
     loader = DataLoader(dataset, 7, shuffle=True, num_workers=workers, collate_fn=collate)
-    replaced, expected = from_dataloader(loader, "ram"), run(loader)
+    replaced, expected = from_dataloader(loader, "ram"), collect(loader)
     reads = len(dataset.reads)
-    assert_same(run(replaced), expected)
+    assert_same(collect(replaced), expected)
     assert len(dataset.reads) == reads
 
 
@@ -134,14 +134,14 @@ def test_batches_without_rows_equal_the_originals(kind: str, workers: int) -> No
 def test_a_collate_function_may_fail_for_single_samples(collate: Any) -> None:
     dataset = Made(lambda index: None if index % 9 == 0 else torch.full((2,), float(index)))
     loader = DataLoader(dataset, 6, True, drop_last=True, collate_fn=collate)
-    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+    assert_same(collect(from_dataloader(loader, "ram")), collect(loader))
 
 
 def test_few_short_samples_are_padded_as_in_the_original() -> None:
     """Chunks of samples are not padded together: each batch is padded to its own longest sample."""
     dataset = [torch.arange(7 if index in (11, 501, 503) else 10) for index in range(1000)]
     loader = DataLoader(dataset, batch_sampler=[[11, 501, 503], [1, 2]], collate_fn=pad)
-    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+    assert_same(collect(from_dataloader(loader, "ram")), collect(loader))
 
 
 def test_a_rare_value_that_depends_on_its_batch_is_not_stored() -> None:
@@ -153,17 +153,17 @@ def test_a_rare_value_that_depends_on_its_batch_is_not_stored() -> None:
         return batch.where(~batch.isnan(), batch.nanmean(0))
 
     loader = DataLoader([*data], 32, shuffle=True, collate_fn=impute)
-    assert_same(run(from_dataloader(loader, "ram")), run(loader))
+    assert_same(collect(from_dataloader(loader, "ram")), collect(loader))
 
 
 def test_changes_of_a_sample_end_with_the_epoch() -> None:
     loader = from_dataloader(DataLoader(Made(boxes), 4, collate_fn=transposed), "ram")
-    expected = run(loader, 1)
+    expected = collect(loader, 1)
     for images, targets in loader:
         images[0].fill_(7)
         targets[1]["boxes"].fill_(7)
         targets[1]["area"].append(3)
-    assert_same(run(loader, 1), expected)
+    assert_same(collect(loader, 1), expected)
 
 
 def test_a_view_is_stored_without_the_rest_of_its_storage() -> None:
@@ -309,4 +309,4 @@ def test_unforked_workers_see_the_dataset(
         unforked = DataLoader(dataset, 4, True, multiprocessing_context=method, **settings)
         replaced = from_dataloader(unforked, name, folder=str(tmp_path))
         assert replaced.num_workers == 1
-        assert_same(run(replaced, 1), run(DataLoader(dataset, 4, True, **settings), 1))
+        assert_same(collect(replaced, 1), collect(DataLoader(dataset, 4, True, **settings), 1))

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from tests.support.pictures import Pictures, assert_same, replaced_as_well, run
+from tests.support.pictures import Pictures, assert_same, collect, replaced_as_well
 from vitmnist import from_dataloader
 from vitmnist.errors import ConfigError, DataError
 
@@ -36,7 +36,7 @@ def test_batches_are_equal_where_nothing_is_resized(transforms: list[Any], folde
             return DataLoader(Pictures(folder, deepcopy(v1.Compose(transforms))), 4, shuffle=True, num_workers=workers)
 
         original, replaced = replaced_as_well(build, transforms="tensor")
-        assert_same(run(replaced, 1), run(original, 1))
+        assert_same(collect(replaced, 1), collect(original, 1))
 
 
 class ToTensor:
@@ -87,7 +87,7 @@ def test_datasets_of_a_loader_may_have_different_transforms(folder: Path) -> Non
     original, replaced = replaced_as_well(
         lambda: DataLoader(ConcatDataset([Pictures(folder, few), Pictures(folder, many)]), 8, True), transforms="tensor"
     )
-    assert_same(run(replaced), run(original))
+    assert_same(collect(replaced), collect(original))
 
 
 def test_floats_are_not_rounded_to_the_integers_of_another_dataset(folder: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import REPOSITORY
-from tests.support.records import DATASET, compared, epoch, run, table_of, the_only
+from tests.support.processes import REPOSITORY
+from tests.support.records import DATASET, compared, epoch, table_of, the_only, write_run
 from vitmnist.report.plots import draw_panels
 from vitmnist.report.summary import CHOSEN_ON_TEST, NO_TIME, summarize_comparison
 from vitmnist.report.write import build_table, write_report
@@ -20,7 +20,7 @@ def job(folder: Path, began: float, ended: float, host: str | None = "here", **r
     """A job whose epochs, after the first, span its time."""
     ends = [epoch(0.0001, ended_at=began), epoch(ended - began, ended_at=ended)]
     values = {"config": {"seed": int(folder.name)}, "epochs": ends, **result}
-    run(folder, environment={"host": host}, began_at=began, ended_at=ended, **values)
+    write_run(folder, environment={"host": host}, began_at=began, ended_at=ended, **values)
 
 
 def csv_rows(folder: Path) -> list[dict[str, str]]:
@@ -45,7 +45,7 @@ def test_jobs_that_overlapped_on_one_machine_are_marked_and_not_timed(tmp_path: 
 def test_parallel_jobs_are_ranked_by_accuracy_but_not_by_time(tmp_path: Path) -> None:
     for index, accuracy in enumerate((80.0, 90.0)):
         epochs = [epoch(1.0, eval_acc=accuracy)] * 2
-        run(tmp_path / str(index), config={"model.depth": index}, epochs=epochs, began_at=1000.0, ended_at=1020.0)
+        write_run(tmp_path / str(index), config={"model.depth": index}, epochs=epochs, began_at=1000.0, ended_at=1020.0)
     comparison = the_only(tmp_path)
     best, _, choice, *times = summarize_comparison(comparison)
     assert best.startswith("Highest test accuracy: depth=1, 90.00%.")
@@ -55,7 +55,7 @@ def test_parallel_jobs_are_ranked_by_accuracy_but_not_by_time(tmp_path: Path) ->
 
 def test_of_runs_with_equal_seeds_the_first_counts(tmp_path: Path) -> None:
     for index, (seed, accuracy) in enumerate(((1, 80.0), (1, 85.0), (2, 90.0), (3, 90.0), (2, 90.0))):
-        run(tmp_path / str(index), config={"seed": seed}, epochs=[epoch(1.0, eval_acc=accuracy)] * 2)
+        write_run(tmp_path / str(index), config={"seed": seed}, epochs=[epoch(1.0, eval_acc=accuracy)] * 2)
     (row,) = the_only(tmp_path).rows
     assert row.quality_by_seed("eval_acc") == {"seed=1": 80.0, "seed=2": 90.0, "seed=3": 90.0}
     assert "Best run: 2\n" in write_report([tmp_path], tmp_path), "the first of equal ones"
@@ -65,7 +65,7 @@ def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path)
     """It has left no record, so its files say when it was active, and the sweep on which machine."""
     for index, began in enumerate((1000.0, 2000.0)):
         job(tmp_path / str(index), began, began + 20)
-    killed = run(tmp_path / "2")
+    killed = write_run(tmp_path / "2")
     (killed / "result.json").unlink()
     (killed / ".lock").touch()
     os.utime(killed / ".hydra" / "config.yaml", (2010.0, 2010.0))
@@ -80,13 +80,13 @@ def test_a_killed_run_overlaps_with_the_runs_that_it_slowed_down(tmp_path: Path)
 
 
 def test_each_key_that_varies_is_a_column(tmp_path: Path) -> None:
-    run(tmp_path / "0", "ram", config={"data.root": "/a", "seed": 1})
-    run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2, "repeat": 2})
+    write_run(tmp_path / "0", "ram", config={"data.root": "/a", "seed": 1})
+    write_run(tmp_path / "1", "disk", config={"data.root": "/b", "data.loader.num_workers": 2, "repeat": 2})
     assert the_only(tmp_path).columns == ["data/loader"], "num_workers is an option of disk alone"
-    run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
+    write_run(tmp_path / "2", "disk", config={"model.depth": 3, "seed": 7})
     assert set(the_only(tmp_path).columns) == {"data/loader", "model.depth", "data.loader.num_workers"}
-    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0"}, "device": "cuda:0"}
-    run(tmp_path / "3", config={"device": "cuda"}, **varied)
+    varied = {"distributed": {"ranks": 2}, "environment": {"torch": "2.14.0", "new fact": 1}, "device": "cuda:0"}
+    write_run(tmp_path / "3", config={"device": "cuda"}, **varied)
     assert the_only(tmp_path).columns[-3:] == ["torch", "resolved device", "processes"]
     rows = table_of(tmp_path)
     assert {(row["processes"], row["torch"]) for row in rows} == {("–", "2.15.0"), ("2", "2.14.0")}
@@ -96,15 +96,15 @@ def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_a
     folder = REPOSITORY / "conf" / "trainer"
     plain, fast = (yaml.safe_load((folder / f"{name}.yaml").read_text()) for name in ("plain", "fast"))
     for index, trainer in enumerate([plain, fast, {**plain, "fused": True, "micro_batch": 250}]):
-        run(tmp_path / "trainers" / str(index), config={"trainer": trainer})
+        write_run(tmp_path / "trainers" / str(index), config={"trainer": trainer})
     columns = ("trainer", "micro_batch", "fused")
     labels = [tuple(row[column] for column in columns) for row in table_of(tmp_path / "trainers")]
     assert labels == [("plain", "None", "False"), ("fast", "auto", "auto"), ("plain", "250", "True")]
     for index, base in enumerate(("ram", "disk")):
         loader = {"name": "prefetch", "queue_size": 2, "base": {"name": base}}
-        run(tmp_path / "loaders" / str(index), config={"data.loader": loader})
+        write_run(tmp_path / "loaders" / str(index), config={"data.loader": loader})
     for index, auto in enumerate(({"name": "ram"}, None), 2):
-        run(tmp_path / "loaders" / str(index), "auto", auto=auto)
+        write_run(tmp_path / "loaders" / str(index), "auto", auto=auto)
     labels = [row["loader"] for row in table_of(tmp_path / "loaders")]
     assert labels == ["prefetch of ram", "prefetch of disk", "auto: ram", "auto"]
 
@@ -112,8 +112,8 @@ def test_options_of_a_trainer_have_columns_and_loaders_are_named_with_base_and_a
 def test_a_run_contributes_the_median_of_its_steady_epochs(tmp_path: Path) -> None:
     """They are the epochs of the last start but its first: earlier starts may have had another loader or machine."""
     resumed = [epoch(time, first_of_start=time > 8) for time in (9.0, 30.0, 40.0, 9.0, 2.0, 4.0)]
-    run(tmp_path / "0-a", epochs=resumed)
-    run(tmp_path / "1-b", "disk", epochs=[epoch(11.0), epoch(13.0, first_of_start=True)])
+    write_run(tmp_path / "0-a", epochs=resumed)
+    write_run(tmp_path / "1-b", "disk", epochs=[epoch(11.0), epoch(13.0, first_of_start=True)])
     ram, disk = table_of(tmp_path)
     assert (
         ram.items() >= {"epoch, s": "3.00", "training, s": "2.40", "waiting, s": "0.600", "waiting, %": "25.0"}.items()
@@ -127,8 +127,8 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
     """Each run counts with its best epoch by the monitored metric."""
     for index, (depth, seed, best) in enumerate([(3, 1, 70.0), (6, 1, 80.0), (6, 2, 90.0), (9, 1, 60.0)]):
         epochs = [epoch(10.0 - depth, eval_macro_f1=value, eval_acc=value + 1) for value in (50.0, best, 55.0)]
-        config = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}
-        run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test={"test_acc": best - 2})
+        config, test = {"seed": seed, "model.depth": depth, "monitor": "macro_f1"}, {"test_acc": best - 2}
+        write_run(tmp_path / str(index), config=config, epochs=epochs, eval_split="validation", test=test)
     cells = table_of(tmp_path)
     quality = ("validation macro F1, %", "test accuracy, %", "validation accuracy, %")
     assert [*cells[0]][:6] == ["depth", *quality[:2], "epoch, s", "its best run", quality[2]]
@@ -145,7 +145,7 @@ def test_quality_stands_before_time_with_its_seeds_and_the_test_split_and_orders
 
 def test_without_the_package_of_the_monitored_metric_no_epoch_is_taken_for_the_best(tmp_path: Path) -> None:
     epochs = [epoch(2.0, eval_mine=value, eval_acc=100 - value) for value in (10.0, 30.0, 20.0)]
-    run(tmp_path / "0", config={"monitor": "eval_mine"}, epochs=epochs, eval_split="validation")
+    write_run(tmp_path / "0", config={"monitor": "eval_mine"}, epochs=epochs, eval_split="validation")
     (row,) = table_of(tmp_path)
     assert not any(title.startswith("validation accuracy") for title in row)
     assert row["status"] == "completed, monitor=eval_mine is not registered"
@@ -153,28 +153,28 @@ def test_without_the_package_of_the_monitored_metric_no_epoch_is_taken_for_the_b
 
 def unfinished(folder: Path, left: str) -> None:
     """A run of disk that left a file, but no result."""
-    (run(folder, "disk") / "result.json").unlink()
+    (write_run(folder, "disk") / "result.json").unlink()
     (folder / left).touch()
 
 
 @pytest.mark.parametrize(
     ("make", "status"),
     [
-        (lambda f: run(f, "disk", status="failed", error="out of memory | <b>", epochs=[]), "failed: out of memory"),
-        (lambda f: run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
+        (lambda f: write_run(f, "disk", status="failed", error="no memory | <b>", epochs=[]), "failed: no memory"),
+        (lambda f: write_run(f, "disk", status="interrupted", error="SIGTERM"), "interrupted: SIGTERM"),
         (lambda f: unfinished(f, ".lock"), "killed: it left no result.json"),
         (lambda f: unfinished(f, "vitmnist.log"), "not started"),
-        (lambda f: (run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
-        (lambda f: run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version of vitmnist"),
+        (lambda f: (write_run(f, "disk") / "result.json").write_text("{"), "unreadable: 1/result.json: is not JSON: "),
+        (lambda f: write_run(f, "disk", format=2), "unreadable: 1/result.json: has format 2, and this version"),
         (
-            lambda f: (run(f, "disk") / "result.json").write_text("{}"),
+            lambda f: (write_run(f, "disk") / "result.json").write_text("{}"),
             "unreadable: 1/result.json: does not contain",
         ),
-        (lambda f: run(f, "disk", resumed=True), "completed, resumed"),
+        (lambda f: write_run(f, "disk", resumed=True), "completed, resumed"),
     ],
 )
 def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, status: str, tmp_path: Path) -> None:
-    run(tmp_path / "0")
+    write_run(tmp_path / "0")
     make(tmp_path / "1")
     text = write_report([tmp_path], tmp_path)
     cells = [row for comparison in compared(tmp_path) for row in build_table(comparison, tmp_path)]
@@ -187,11 +187,11 @@ def test_a_run_that_did_not_simply_complete_has_a_row_that_says_why(make: Any, s
 
 def test_runs_without_records_are_listed_with_their_configuration_and_their_sweep(tmp_path: Path) -> None:
     for index in (0, 1):
-        run(tmp_path / "lost" / f"{index}", "cache", config={"data.loader.folder": "/data/cache"})
+        write_run(tmp_path / "lost" / f"{index}", "cache", config={"data.loader.folder": "/data/cache"})
     (tmp_path / "lost" / "1" / "result.json").unlink()
     assert len(the_only(tmp_path / "lost").rows) == 1
-    run(tmp_path / "sweep" / "0")
-    refused = run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
+    write_run(tmp_path / "sweep" / "0")
+    refused = write_run(tmp_path / "sweep" / "1", status="failed", error="no", epochs=[], dataset=None)
     (refused / "result.json").write_text((refused / "result.json").read_text().replace('"environment": {', '"x": {'))
     cells = the_only(tmp_path / "sweep").rows
     assert [run.result.status for row in cells for run in row.runs] == ["completed", "failed"]
@@ -202,8 +202,8 @@ OTHER_DATA = {"dataset": DATASET | {"sha256": {"train_images": "1" * 64}}}
 
 @pytest.mark.parametrize("other", [OTHER_DATA, {"environment": {"host": "there"}}])
 def test_machines_and_datasets_are_not_compared_with_each_other(other: dict[str, Any], tmp_path: Path) -> None:
-    run(tmp_path / "0", "ram", times=(9.0, 1.0))
-    run(tmp_path / "1", "disk", times=(9.0, 5.0), **other)
+    write_run(tmp_path / "0", "ram", times=(9.0, 1.0))
+    write_run(tmp_path / "1", "disk", times=(9.0, 5.0), **other)
     for text in (write_report([tmp_path], tmp_path), (tmp_path / "report.md").read_text()):
         assert text.count(", Some CPU, ") == 2
         assert all(f"Time: {time} s per epoch (one round)." in text for time in ("1.00", "5.00"))
@@ -217,13 +217,10 @@ def test_hold_outs_drawn_from_one_dataset_are_folds_of_a_row(tmp_path: Path) -> 
     for index, (depth, fold, share, whole) in enumerate(
         [(3, 0, 0.2, "1"), (3, 1, 0.2, "1"), (6, 0, 0.2, "1"), (6, 1, 0.2, "1"), (6, 1, 0.3, "1"), (6, 1, 0.2, "2")]
     ):
-        checksums = {
-            "sha256": {"train_images": str(index) * 64},
-            "division": {"holdout": share, "all": whole * 64},
-        }
+        checksums = {"sha256": {"train_images": str(index) * 64}, "division": {"holdout": share, "all": whole * 64}}
         config = {"model.depth": depth, "data.holdout": share, "data.holdout_seed": fold}
         epochs = [epoch(2.0, eval_acc=80.0 + depth + index, train_loss=index)]
-        run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)
+        write_run(tmp_path / str(index), config=config, epochs=epochs, dataset=DATASET | checksums)
     folds, *others = compared(tmp_path)
     assert [len(comparison.rows) for comparison in others] == [1, 1]
     assert summarize_comparison(folds)[:2] == [
@@ -239,21 +236,21 @@ def test_an_option_in_a_list_of_members_has_a_column_and_keys_with_equal_last_pa
 ) -> None:
     for index, (pixels, width) in enumerate(((1, 8), (2, 16))):
         augment = {"name": "mine", "operations": [{"name": "shift", "pixels": pixels}]}
-        run(tmp_path / str(index), config={"data.augment": augment, "model.width": width, "data.width": width})
+        write_run(tmp_path / str(index), config={"data.augment": augment, "model.width": width, "data.width": width})
     assert all(row.keys() >= {"model.width", "data.width", "pixels"} for row in table_of(tmp_path))
 
 
 def test_patterns_of_learning_rates_in_another_order_are_another_configuration(tmp_path: Path) -> None:
     factors = {"*": 0.1, "head.*": 1}
     for number, patterns in enumerate((factors, dict(reversed(factors.items())))):
-        run(tmp_path / str(number), config={"lr_scale": patterns})
+        write_run(tmp_path / str(number), config={"lr_scale": patterns})
     assert [row["lr_scale"] for row in table_of(tmp_path)] == [str(factors), str(dict(reversed(factors.items())))]
 
 
 def test_numbers_are_rounded_in_the_report_but_not_in_the_csv(tmp_path: Path) -> None:
     rates = (0.0014462662489, 0.0014462672489)
     for index, rate in enumerate(rates):
-        run(tmp_path / str(index), config={"lr": rate}, epochs=[epoch(2.0, eval_acc=95.0 - index)] * 2)
+        write_run(tmp_path / str(index), config={"lr": rate}, epochs=[epoch(2.0, eval_acc=95.0 - index)] * 2)
     assert summarize_comparison(the_only(tmp_path))[0] == "Highest test accuracy: lr=0.00145, 95.00%."
     assert [row["lr"] for row in table_of(tmp_path)] == ["0.00145", "0.00145"]
     assert [row["lr"] for row in csv_rows(tmp_path)] == [*map(str, rates)]

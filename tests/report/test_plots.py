@@ -7,7 +7,7 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from tests.support.records import epoch, run, the_only
+from tests.support.records import epoch, the_only, write_run
 from vitmnist.report.plots import MAX_ROWS, PHASES, STYLE, draw_figures
 
 QUALITY, TIMES, LOSSES = "Test accuracy, %", "Seconds per epoch", "Test loss"
@@ -30,8 +30,8 @@ def test_bars_are_sorted_by_setting_and_time_and_say_how_certain_they_are(tmp_pa
     for (loader, size), time in times.items():
         for repeat in range(3):
             config = {"repeat": repeat}
-            run(tmp_path / f"{loader}-{size}-{repeat}", loader, size, (9.0, time + repeat / 100), config=config)
-    run(tmp_path / "once", "cache", 300, (9.0, 12.0))
+            write_run(tmp_path / f"{loader}-{size}-{repeat}", loader, size, (9.0, time + repeat / 100), config=config)
+    write_run(tmp_path / "once", "cache", 300, (9.0, 12.0))
     shown = figures(tmp_path)
     assert [*shown] == [TIMES], "the accuracy does not differ"
     assert texts(shown[TIMES]) == [
@@ -43,7 +43,7 @@ def test_bars_are_sorted_by_setting_and_time_and_say_how_certain_they_are(tmp_pa
 def test_a_ratio_that_may_be_noise_is_left_out(tmp_path: Path) -> None:
     for loader, times in {"ram": (1.0, 1.0, 1.1), "cache": (1.1, 1.0, 1.1), "disk": (2.0, 2.0, 2.2)}.items():
         for repeat, time in enumerate(times):
-            run(tmp_path / f"{loader}-{repeat}", loader, times=(9.0, time), config={"repeat": repeat})
+            write_run(tmp_path / f"{loader}-{repeat}", loader, times=(9.0, time), config={"repeat": repeat})
     figure = figures(tmp_path)[TIMES]
     assert texts(figure)[1::2] == ["1.00 s, 1×", "1.10 s", "2.00 s, 2.00×"]
 
@@ -52,8 +52,8 @@ def test_a_bar_is_divided_into_phases_that_never_exceed_the_epoch(tmp_path: Path
     """The medians of the phases may come from different runs."""
     for repeat, (wait, compute) in enumerate([(0.8, 2.0), (0.8, 2.0), (3.0, 0.8)]):
         epochs = [epoch(4.0, data_wait_s=wait, compute_s=compute) for _ in range(2)]
-        run(tmp_path / "sum" / str(repeat), epochs=epochs, config={"repeat": repeat})
-        run(tmp_path / "more" / str(repeat), epochs=[epoch(4.0, data_wait_s=3.0, compute_s=2.0)] * 2)
+        write_run(tmp_path / "sum" / str(repeat), epochs=epochs, config={"repeat": repeat})
+        write_run(tmp_path / "more" / str(repeat), epochs=[epoch(4.0, data_wait_s=3.0, compute_s=2.0)] * 2)
     for folder, widths in {"sum": [0.8, 2.0, 1.2], "more": [3.0, 1.0, 0.0]}.items():
         figure = figures(tmp_path / folder)[TIMES]
         bars, (legend,) = figure.axes[0].patches, figure.legends
@@ -71,8 +71,8 @@ def test_accuracies_have_a_dot_for_each_seed_and_curves_are_of_the_best_median_a
     for depth, accuracies in enumerate([(90.0, 91.0, 92.0), (95.0, 80.0), (70.0,), (60.0,)]):
         for seed, accuracy in enumerate(accuracies):
             epochs = [epoch(1.0, loss, eval_acc=accuracy) for loss in (2.0, 1.0, 1.0 - accuracy / 100)]
-            run(tmp_path / f"{depth}-{seed}", config={"model.depth": depth, "seed": seed}, epochs=epochs)
-    run(tmp_path / "failed", status="failed", config={"model.depth": 9})
+            write_run(tmp_path / f"{depth}-{seed}", config={"model.depth": depth, "seed": seed}, epochs=epochs)
+    write_run(tmp_path / "failed", status="failed", config={"model.depth": 9})
     shown = figures(tmp_path)
     assert [*shown] == [QUALITY, TIMES, LOSSES]
     labels = [figure.axes[0].get_xlabel() for figure in shown.values()]
@@ -92,7 +92,7 @@ def test_texts_fit_do_not_overlap_and_are_readable_on_a_phone(rows: int, tmp_pat
         loader, time = ("disk", 12.0) if size % 3 else ("prefetch", 3.0)
         epochs = [epoch(time, loss=size, eval_acc=90.0 - size) for time in (9.0, time, time)]
         folder = tmp_path / f"{size}-{'long' * 30}"
-        run(folder, loader, 5000 + size, config={"model.name": f"{size} long name $" * 9}, epochs=epochs)
+        write_run(folder, loader, 5000 + size, config={"model.name": f"{size} long name $" * 9}, epochs=epochs)
     for title, figure in figures(tmp_path).items():
         with rc_context(fname=STYLE):
             figure.draw_without_rendering()

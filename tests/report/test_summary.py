@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.records import Records, epoch, rounds, table_of, the_only, three_rounds, timed_run, write
-from vitmnist.report.summary import (
-    NO_TIME,
-    summarize_comparison,
-    summarize_launches,
-    summarize_noise,
-    summarize_quality,
-    summarize_times,
-)
+from vitmnist.report import summary
 
 TWO_TO_ONE = (("disk", 2.0), ("ram", 1.0))
 RANGE = "1.20 s per epoch (range 1.10–1.30, n=3)."
@@ -30,7 +23,7 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
         ["Times: 2.00–8.00 s per epoch, one round, not compared; set repeats=3 or more."],
     ),
     "one configuration": (rounds(3, ram=1.0), [f"Time: {RANGE}"]),
-    "first epochs only": ([timed_run("disk"), timed_run("ram")], [NO_TIME]),
+    "first epochs only": ([timed_run("disk"), timed_run("ram")], [summary.NO_TIME]),
     "options of a loader": (
         three_rounds(
             timed_run("ram", 1.0),
@@ -90,7 +83,7 @@ TIMES: dict[str, tuple[Records, list[str]]] = {
 
 @pytest.mark.parametrize(("records", "expected"), TIMES.values(), ids=TIMES)
 def test_the_answer_is_no_more_certain_than_the_data(records: Records, expected: list[str], tmp_path: Path) -> None:
-    assert summarize_times(the_only(write(tmp_path, records))) == expected
+    assert summary.summarize_times(the_only(write(tmp_path, records))) == expected
 
 
 def accuracies(depth: int, *by_seed: float, **record: Any) -> Records:
@@ -126,10 +119,7 @@ QUALITY: dict[str, tuple[Records, str]] = {
         "Highest mean test accuracy: depth=3, 97.25% ± 0.25 (mean ± sd over 3 seeds). 3 seeds do not show the "
         "noise; set seed=1,2,3 or more.",
     ),
-    "one configuration": (
-        accuracies(3, 97.0, 98.0),
-        "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds).",
-    ),
+    "one configuration": (accuracies(3, 97.0, 98.0), "Test accuracy: 97.50% ± 0.71 (mean ± sd over 2 seeds)."),
     "one configuration, one seed": (accuracies(3, 97.0), "Test accuracy: 97.00%."),
     "no accuracy": (accuracies(3, 97.0, status="failed"), ""),
     "two loaders": (
@@ -153,8 +143,8 @@ QUALITY: dict[str, tuple[Records, str]] = {
 @pytest.mark.parametrize(("records", "expected"), QUALITY.values(), ids=QUALITY)
 def test_the_best_is_named_and_whether_that_is_more_than_noise(records: Records, expected: str, tmp_path: Path) -> None:
     comparison = the_only(write(tmp_path, records))
-    assert f"{summarize_quality(comparison)} {summarize_noise(comparison)}".strip() == expected
-    assert " ".join(summarize_comparison(comparison)).startswith(expected)
+    assert f"{summary.summarize_quality(comparison)} {summary.summarize_noise(comparison)}".strip() == expected
+    assert " ".join(summary.summarize_comparison(comparison)).startswith(expected)
 
 
 def test_the_table_marks_what_is_within_noise_of_the_best(tmp_path: Path) -> None:
@@ -174,10 +164,10 @@ def test_a_report_counts_the_configurations_for_which_the_gpu_waits(tmp_path: Pa
         record["config"] = {**record["config"], "model.depth": depth}
     sentence = "Launch-bound, the GPU waits for Python: {}; {}a larger batch_size helps."
     comparison = the_only(write(tmp_path / "all", records))
-    assert summarize_comparison(comparison)[-1] == sentence.format("2 of 3 configurations", "trainer=fast or ")
+    assert summary.summarize_comparison(comparison)[-1] == sentence.format("2 of 3 configurations", "trainer=fast or ")
     graphs = the_only(write(tmp_path / "graph", records[1:]))
-    assert summarize_launches(graphs) == sentence.format("1 of 2 configurations", "")
-    assert not summarize_launches(the_only(write(tmp_path / "fast", records[2:])))
+    assert summary.summarize_launches(graphs) == sentence.format("1 of 2 configurations", "")
+    assert not summary.summarize_launches(the_only(write(tmp_path / "fast", records[2:])))
 
 
 def test_a_monitored_time_is_not_taken_for_quality(tmp_path: Path) -> None:
@@ -185,5 +175,5 @@ def test_a_monitored_time_is_not_taken_for_quality(tmp_path: Path) -> None:
     records = rounds(3, disk=2.0, ram=1.0)
     for record in records:
         record["config"]["monitor"] = "epoch_s"
-    (sentence,) = summarize_comparison(the_only(write(tmp_path, records)))
+    (sentence,) = summary.summarize_comparison(the_only(write(tmp_path, records)))
     assert sentence.startswith("Lowest time: ram,")

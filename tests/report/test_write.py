@@ -12,7 +12,7 @@ from PIL import Image
 
 from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
-from tests.support.records import run, the_only, timed_run, write
+from tests.support.records import the_only, timed_run, write, write_run
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report.plots import draw_panels
 from vitmnist.report.write import write_report
@@ -21,7 +21,7 @@ from vitmnist.report.write import write_report
 def test_all_files_agree(tmp_path: Path) -> None:
     cells = [(loader, size) for loader in ("disk", "ram") for size in (100, 200, 400)]
     for index, (loader, size) in enumerate(cells):
-        run(tmp_path / "sweep" / f"{index}", loader, size, (9.0, 2.0 + index))
+        write_run(tmp_path / "sweep" / f"{index}", loader, size, (9.0, 2.0 + index))
     write_report([tmp_path / "sweep"], tmp_path / "report")
     files = {file.name: file for file in (tmp_path / "report").iterdir()}
     assert files.keys() == {"report.md", "report.csv", "report.png", "report.html"}
@@ -46,7 +46,8 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
     ended = datetime(2026, 3, 4, 5, 6).timestamp()
     for index in range(2):
         folder = tmp_path / f"{index}-a b"
-        run(folder, config={"model.depth": index}, began_at=ended - 9.0 + 5 * index, ended_at=ended - 5.0 * (1 - index))
+        times = {"began_at": ended - 9.0 + 5 * index, "ended_at": ended - 5.0 * (1 - index)}
+        write_run(folder, config={"model.depth": index}, **times)
     command = {"task": ["model=vit", "model.depth=0,1"], "hydra": []}
     (tmp_path / "multirun.yaml").write_text(yaml.safe_dump({"hydra": {"overrides": command}}))
     text = write_report([tmp_path], tmp_path)
@@ -68,20 +69,20 @@ def test_a_report_says_first_what_it_is_about_and_what_is_best_and_folds_the_ver
 def test_a_failed_run_is_never_the_best(tmp_path: Path) -> None:
     """Neither run is timed, because they overlapped; the failed one had faster epochs."""
     for loader, seconds, status in (("ram", 0.5, "failed"), ("disk", 1.0, "completed")):
-        run(tmp_path / loader, loader, times=(seconds, seconds), status=status, began_at=1000.0, ended_at=1020.0)
+        write_run(tmp_path / loader, loader, times=(seconds, seconds), status=status, began_at=1000.0, ended_at=1020.0)
     assert "Best run: disk\n" in write_report([tmp_path], tmp_path)
 
 
 def test_a_report_without_times_has_no_panels_and_names_no_best_run(tmp_path: Path) -> None:
-    run(tmp_path / "0", epochs=[])
+    write_run(tmp_path / "0", epochs=[])
     assert "Best run" not in write_report([tmp_path], tmp_path)
     assert not (tmp_path / "report.png").exists()
     assert "report.png" not in (tmp_path / "report.html").read_text() + (tmp_path / "report.md").read_text()
 
 
 def test_the_command_reports_across_sweeps_without_torch(tmp_path: Path) -> None:
-    run(tmp_path / "one" / "0", "ram")
-    run(tmp_path / "two" / "0", "disk")
+    write_run(tmp_path / "one" / "0", "ram")
+    write_run(tmp_path / "two" / "0", "disk")
     ended = run_python("-X", "importtime", "-m", "vitmnist", "report", "one", "two", folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "Times: 3.00–3.00 s per epoch, one round, not compared" in ended.stdout

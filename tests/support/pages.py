@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import BRIEF, PLAIN, REPOSITORY
+from tests.conftest import BRIEF, PLAIN
+from tests.support.processes import REPOSITORY
 
 README = REPOSITORY / "README.md"
 PAGES = [README, REPOSITORY / "benchmarks" / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from tests.conftest import REPOSITORY
+from tests.support.processes import REPOSITORY
 from vitmnist import from_dataloader
 from vitmnist.runtime.random_state import seed_generators
 from vitmnist.store.tree import find_difference
@@ -78,7 +78,7 @@ class Pictures(Dataset[Any]):
         return (self.transform(image) if self.transform else image), index
 
 
-def run(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
+def collect(loader: Any, epochs: int = 2, end: int | None = None) -> list[Any]:
     """All batches of some epochs, with a random number of the global generator after each epoch."""
     seed_generators(3, 0, 0)
     batches: list[Any] = []
@@ -101,8 +101,8 @@ def assert_same(actual: list[Any], expected: list[Any]) -> None:
 def check_same(build: Callable[[], DataLoader[Any]], **options: Any) -> DataLoader[Any]:
     """Assert that a replacement gives the original's batches, which differ from epoch to epoch. Returns it."""
     original, replaced = replaced_as_well(build, **options)
-    expected = run(original)
-    assert_same(run(replaced), expected)
+    expected = collect(original)
+    assert_same(collect(replaced), expected)
     half = len(expected) // 2
     assert any(find_difference(*pair) for pair in zip(expected[: half - 1], expected[half:-1], strict=True))
     return replaced

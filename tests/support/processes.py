@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import random
@@ -60,6 +61,11 @@ def run_python(
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment}
     program = [sys.executable, *map(str, arguments)]
     return subprocess.run(program, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def start_program(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `train.py` in a folder with the given arguments, as a process."""
+    return run_python(REPOSITORY / "train.py", *arguments, folder=folder, HYDRA_FULL_ERROR="0", **environment)
 
 
 def becomes_true(condition: Callable[[], object], seconds: float = 10) -> bool:
@@ -263,6 +269,18 @@ def block_training() -> None:
             time.sleep(0.01)
 
     torch.Tensor.backward = block
+
+
+class SignalAfterEpoch(logging.Handler):
+    """Sends a signal to this process after the first epoch."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("epoch 1/"):
+            signal.raise_signal(self.signum)
 
 
 def hide_optuna() -> None:

@@ -11,7 +11,7 @@ from vitmnist.report.write import build_table
 from vitmnist.tracking.runs import find_runs, read_run
 
 Records = list[dict[str, Any]]
-"""The arguments of `run`, for each of several runs."""
+"""The arguments of `write_run`, for each of several runs."""
 
 ENVIRONMENT = {
     **{"host": "here", "cpu": "Some CPU", "cpu_count": 4, "gpu": None, "torch_threads": 4},
@@ -40,7 +40,7 @@ def epoch(seconds: float, loss: float = 0.5, **figures: Any) -> dict[str, Any]:
     }
 
 
-def run(
+def write_run(
     folder: Path,
     loader: str = "ram",
     batch_size: int = 100,
@@ -107,7 +107,7 @@ def three_rounds(*records: dict[str, Any]) -> Records:
 def write(folder: Path, records: Records) -> Path:
     """Write the records of several runs."""
     for index, record in enumerate(records):
-        run(folder / str(index), **record)
+        write_run(folder / str(index), **record)
     return folder
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from tests.conftest import AddMembers, Printed, Start, Train, result_of
 from vitmnist.errors import ExitCode, TrainingError
-from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.metrics import METRICS, BatchMetric, Metric
 from vitmnist.metrics.epoch_record import check_metrics
 from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.registry import Member
 from vitmnist.tracking.log import log_epoch
 
 
@@ -63,11 +64,13 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    add_members(METRICS, late=(BatchMetric("%", tag="late"), max))
+    add_members(METRICS, late=Member(BatchMetric("%", tag="late"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
-    add_members(METRICS, loss=(BatchMetric("%", tag="other"), max))
+    add_members(METRICS, loss=Member(BatchMetric("%", tag="other"), max))
     with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
         build_epoch_table()
+    with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetric or a ConfusionMetric"):
+        METRICS.register("plain", Metric("%", tag="plain"))
 
 
 @pytest.mark.parametrize(("name", "is_added"), [("eval_s", True), ("eval_acc", False)])

@@ -11,34 +11,23 @@ import torch
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, result_of
-from tests.tracking.test_tensorboard import events
+from tests.support.outputs import events
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
-from vitmnist.tracking.pictures import (
-    CAPTION_HEIGHT,
-    CELL,
-    GAP,
-    MARGIN,
-    TILE_WIDTH,
-    draw_confusion,
-    draw_training_batch,
-    draw_worst_mistakes,
-    format_caption,
-)
+from vitmnist.tracking import pictures
 from vitmnist.training.loop import Predictions
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "operations"),
-    [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])],
+    ("shuffle", "operations"), [("sample", []), ("batch", []), ("none", []), ("sample", [{"name": "cutmix"}])]
 )
 def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffle: str, operations: list) -> None:
     sampler, preprocess = EpochSampler(23, 10, 3, shuffle), Preprocess(tiny.train, Compose(operations))
     with LOADERS.build({"name": "ram"}, tiny.train, sampler, torch.device("cpu")) as loader:
-        grid = np.asarray(draw_training_batch(tiny.train, loader.sampler, preprocess, 1))
+        grid = np.asarray(pictures.draw_training_batch(tiny.train, loader.sampler, preprocess, 1))
         batch, keys = next(zip(loader.epoch(1), preprocess.random_keys(sampler, 1), strict=False))
     plain = Preprocess(tiny.train)(batch[0])
     seen = preprocess.mix_batch(*batch, keys)[0] if operations else plain
@@ -53,19 +42,19 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
 def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     actual, classes = tiny.test.labels, tiny.test.classes
     confidence = torch.linspace(0.2, 0.8, len(actual))
-    assert draw_worst_mistakes(tiny.test, Predictions(actual, confidence, actual)) is None
+    assert pictures.draw_worst_mistakes(tiny.test, Predictions(actual, confidence, actual)) is None
     predicted = actual.clone()
     predicted[[1, 4]] = (actual[[1, 4]] + 1) % 10
     predictions = Predictions(predicted, confidence, actual)
-    picture = np.asarray(draw_worst_mistakes(tiny.test, predictions))[GAP // 2 :, GAP // 2 :]
+    picture = np.asarray(pictures.draw_worst_mistakes(tiny.test, predictions))[pictures.GAP // 2 :, pictures.GAP // 2 :]
     for tile, index in enumerate((4, 1)):
         enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)
-        left = tile * (TILE_WIDTH + GAP)
-        assert (picture[CAPTION_HEIGHT : CAPTION_HEIGHT + 180, left : left + 180, 0] == np.asarray(enlarged)).all()
-        assert (picture[:CAPTION_HEIGHT, left : left + 180] < 128).any(), "a caption"
+        left, top = tile * (pictures.TILE_WIDTH + pictures.GAP), pictures.CAPTION_HEIGHT
+        assert (picture[top : top + 180, left : left + 180, 0] == np.asarray(enlarged)).all()
+        assert (picture[:top, left : left + 180] < 128).any(), "a caption"
     names = [f"{'a' * 90}/{index}.png" for index in range(len(actual))]
     named = replace(tiny.test, files=ImageFiles(Path(), names, Image.open))
-    name, *shown = format_caption(named, predictions, 4).split("\n")
+    name, *shown = pictures.format_caption(named, predictions, 4).split("\n")
     confident = f"confidence: {100 * confidence[4]:.1f}%"
     assert shown == [f"true: {classes[actual[4]]}", f"predicted: {classes[predicted[4]]}", confident]
     assert name == f"{'a' * 18}/4.png"
@@ -75,9 +64,9 @@ def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
 def test_a_confusion_matrix_shows_shares_of_rows_and_up_to_30_classes_counts(count: int) -> None:
     matrix = torch.zeros(count, count, dtype=torch.int64)
     matrix[0, 0], matrix[0, 1], matrix[1, 1] = 3, 1, 7
-    picture = draw_confusion(matrix, [f"class {number}" for number in range(count)])
+    picture = pictures.draw_confusion(matrix, [f"class {number}" for number in range(count)])
     pixels = np.asarray(picture)
-    cell, margin = (CELL, MARGIN) if count <= 30 else (picture.width // count, 0)
+    cell, margin = (pictures.CELL, pictures.MARGIN) if count <= 30 else (picture.width // count, 0)
     assert picture.size == (margin + count * cell,) * 2
     corners = pixels[margin::cell, margin::cell][:3, :3, 0]
     assert corners.tolist() == [[70, 193, 255], [255, 8, 255], [255, 255, 255]]

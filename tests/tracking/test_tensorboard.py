@@ -7,10 +7,10 @@ import pytest
 import yaml
 from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
 from tests.conftest import Printed, result_of
+from tests.support.outputs import events
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import NoOptions
@@ -22,10 +22,6 @@ from vitmnist.tracking.result import Result
 def images_at_end(quick: list[str]) -> list[str]:
     """Overrides for a short run of four steps per epoch that draws its images once, at the end."""
     return [*quick, "log.images_every_epochs=5", "device=cpu"]
-
-
-def events(folder: Path) -> EventAccumulator:
-    return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0}).Reload()
 
 
 def test_a_run_shows_quality_first_then_steps_times_images_config_and_hyperparameters(

@@ -1,4 +1,4 @@
-"""A loss of padding that is not 0 is refused when the step is built."""
+"""A loss or metric that is no sum over the images is refused when the step is built."""
 
 import random
 from collections.abc import Callable
@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.conftest import AddMembers
+from tests.conftest import AddMembers, Printed
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
-from vitmnist.registry import NoOptions
+from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.registry import Member, NoOptions
 from vitmnist.training.checks import check_loss
 
 
@@ -67,10 +68,7 @@ def test_padding_must_not_change_a_loss(
     has_mixing: bool,
     message: str | None,
 ) -> None:
-    def build(options: NoOptions, *args: object) -> object:
-        return type(loss)() if isinstance(loss, nn.Module) else loss
-
-    add_members(LOSSES, custom=(NoOptions, build))
+    add_members(LOSSES, custom=Member(NoOptions, lambda *args: type(loss)() if isinstance(loss, nn.Module) else loss))
     states = torch.get_rng_state(), random.getstate()
     if message:
         with pytest.raises(ConfigError, match=message):
@@ -79,3 +77,15 @@ def test_padding_must_not_change_a_loss(
         check_loss({"name": "custom"}, tiny.train, has_mixing)
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
+
+
+@pytest.mark.parametrize("counts", ["mean", "padding", "each"])
+def test_a_metric_that_is_no_sum_over_the_images_is_refused(
+    counts: str, quick: list[str], refuse: Printed, add_members: AddMembers
+) -> None:
+    def compute(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        right = logits.argmax(dim=1) == labels
+        return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
+
+    add_members(METRICS, wrong=Member(BatchMetric("%", tag="wrong"), compute))
+    assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)

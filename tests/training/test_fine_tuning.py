@@ -24,7 +24,7 @@ from vitmnist.errors import ConfigError, DataError
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.registry import NoOptions
+from vitmnist.registry import Member, NoOptions
 from vitmnist.training.fine_tuning import load_matching_weights, scale_learning_rates
 
 STILL = "optimizer.lr=1e-30"
@@ -165,7 +165,7 @@ class Tuned(nn.Module):
 
 
 @torch._dynamo.config.patch(error_on_recompile=True)
-@MODELS.temporarily(tuned=(NoOptions, Tuned))
+@MODELS.temporarily(tuned=Member(NoOptions, Tuned))
 @pytest.mark.parametrize("how", ["ema_decay=null", "ema_decay=0.5", "trainer.compile=true"])
 def test_a_network_of_timm_starts_from_its_own_file_and_a_frozen_one_keeps_its_statistics(
     quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, monkeypatch: pytest.MonkeyPatch, how: str

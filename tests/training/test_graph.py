@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from tests.training.test_step import BATCH, CUTMIX, SHIFT, make_loader, make_step, train
+from tests.support.steps import BATCH, CUTMIX, SHIFT, make_loader, make_step, train
 from vitmnist.augment.preprocess import Compose
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 LOSS = partial(F.cross_entropy, reduction="sum")
 
 
-def make_loader(tiny: Dataset, shuffle: Shuffle = Shuffle.sample) -> Loader:
+def make_ram_loader(tiny: Dataset, shuffle: Shuffle = Shuffle.sample) -> Loader:
     return LOADERS.build({"name": "ram"}, tiny.train, EpochSampler(23, 5, 3, shuffle), CPU)
 
 
@@ -44,7 +44,7 @@ def make_model() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def make_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
+def make_sgd_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
     execution = Execution(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
@@ -64,21 +64,21 @@ def new_progress(loader: Loader, epoch: int = 0, log_every: int | None = None) -
 def test_an_epoch_with_too_few_or_too_many_batches_is_an_error(
     tiny: Dataset, augment: Compose | None, num_batches: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader, model = make_loader(tiny), make_model()
+    loader, model = make_ram_loader(tiny), make_model()
     epoch = loader.epoch
     monkeypatch.setattr(loader, "epoch", lambda *arguments: islice(cycle(epoch(*arguments)), num_batches))
     with pytest.raises(ValueError, match=message):
-        train_epoch(make_step(model, tiny, augment=augment), loader, new_progress(loader))
+        train_epoch(make_sgd_step(model, tiny, augment=augment), loader, new_progress(loader))
     with pytest.raises(ValueError, match=message):
         evaluate(model, loader, Preprocess(tiny.train))
 
 
 def test_an_epoch_equals_the_hand_written_loop(tiny: Dataset) -> None:
     """This includes weights, metrics and logged steps: every third of the run, here 6 and 9 in the second epoch."""
-    ours, theirs, loader = make_model(), make_model(), make_loader(tiny)
+    ours, theirs, loader = make_model(), make_model(), make_ram_loader(tiny)
     progress = new_progress(loader, epoch=1, log_every=3)
     with patch.object(EpochSampler, "draw_order", autospec=True, side_effect=EpochSampler.draw_order) as draw_order:
-        metrics = train_epoch(make_step(ours, tiny), loader, progress)
+        metrics = train_epoch(make_sgd_step(ours, tiny), loader, progress)
         loader.sampler.sample_ids(2)
     assert [epoch for (_, epoch), _ in draw_order.call_args_list] == [1, 2], "once each, and the next one ahead"
     optimizer = torch.optim.SGD(theirs.parameters(), 0.01)
@@ -109,7 +109,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     model = make_model()
     model.append(nn.Dropout(0.9))
     before = copy.deepcopy((model.state_dict(), tiny.train.images, tiny.train.labels))
-    loader = make_loader(tiny, shuffle)
+    loader = make_ram_loader(tiny, shuffle)
     evaluation = evaluate(model, loader, Preprocess(tiny.train))
     metrics, predictions = evaluation.metrics, evaluation.predictions
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
         pairs = list(zip(tiny.train.labels.tolist(), predictions.predicted.tolist(), strict=True))
         expected = [[pairs.count((actual, predicted)) for predicted in range(10)] for actual in range(10)]
         assert predictions.confusion_matrix(10).tolist() == expected
-    train_epoch(make_step(make_model(), tiny), loader, new_progress(loader))
+    train_epoch(make_sgd_step(make_model(), tiny), loader, new_progress(loader))
     after = (model.state_dict(), tiny.train.images, tiny.train.labels)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
@@ -158,12 +158,12 @@ def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest
     model.register_forward_hook(lambda *_: spend(10))
     names = ("first_batch_s", "data_wait_s", "compute_s", "save_s", "train_s")
     progress, restored = new_progress(loader), new_progress(loader)
-    metrics = train_epoch(make_step(model, tiny), loader, progress, after_step)
+    metrics = train_epoch(make_sgd_step(model, tiny), loader, progress, after_step)
     assert [metrics[name] for name in names] == [1, 5, 50, 150, 2055]
     assert metrics["train_s"] + metrics["save_s"] == now
     spend(10_000)
     restored.load_state_dict(progress.state_dict())
-    metrics = train_epoch(make_step(model, tiny), loader, restored, after_step)  # No batch is left.
+    metrics = train_epoch(make_sgd_step(model, tiny), loader, restored, after_step)  # No batch is left.
     assert [metrics[name] for name in names] == [1, 5, 50, 150, 2055 + 1500]
     evaluation = evaluate(model, loader, Preprocess(tiny.train), after_step)
     assert (evaluation.metrics["eval_s"], evaluation.save_s) == (1555, 150)
@@ -188,8 +188,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.parametrize("operation", OPERATIONS.members())
 def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, reads: list[str]) -> None:
-    model, loader, counts = make_model(), make_loader(tiny), []
-    step = make_step(model, tiny, augment=Compose([{"name": operation}]))
+    model, loader, counts = make_model(), make_ram_loader(tiny), []
+    step = make_sgd_step(model, tiny, augment=Compose([{"name": operation}]))
     reads.clear()
     train_epoch(step, loader, new_progress(loader), lambda timer: counts.append(len(reads)))
     evaluate(model, loader, step.preprocess, lambda timer: counts.append(len(reads)))
@@ -200,7 +200,7 @@ def test_nothing_is_read_back_inside_an_epoch(operation: str, tiny: Dataset, rea
 def test_a_save_waits_for_the_device_once(tiny: Dataset, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A single read checks that all weights are finite; writing the file then copies them."""
     monkeypatch.setattr(storage, "write_checkpoint", lambda *arguments: None)
-    result, step = Result(folder=Path(), dataset={"sha256": {}}), make_step(make_model(), tiny)
+    result, step = Result(folder=Path(), dataset={"sha256": {}}), make_sgd_step(make_model(), tiny)
     config = validate(Config, compose([]))
     checkpoints = CheckpointManager(config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
     reads.clear()

@@ -11,37 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from vitmnist.augment.preprocess import Compose, Preprocess
+from tests.support import steps
+from tests.support.steps import BATCH, CUTMIX, MIXUP, SHIFT, make_loader, make_step, make_vit, train
+from vitmnist.augment.preprocess import Compose
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.loaders.base import LOADERS, Loader
-from vitmnist.losses import LOSSES
-from vitmnist.models.vit import ViT, ViTOptions
-from vitmnist.optim.optimizers import EMA, OPTIMIZERS
-from vitmnist.optim.schedules import build_schedule
+from vitmnist.loaders.base import LOADERS
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.execution import Execution
-from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.loop import evaluate
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
-from vitmnist.training.step_options import StepOptions
 
-CPU = torch.device("cpu")
-SHIFT = Compose([{"name": "shift", "pixels": 2}])
 AFFINE = Compose([{"name": "affine"}])
-MIXUP, CUTMIX = (Compose([{"name": "shift", "pixels": 2}, {"name": name}]) for name in ("mixup", "cutmix"))
-BATCH = 8  # The 23 images make two full batches and a batch of 7.
-OPTIMIZERS_UNDER_TEST = {
-    "adam": {"lr": 0.003},
-    "adamw": {"lr": 0.003, "weight_decay": 0.1},
-    "sgd": {"lr": 0.1, "weight_decay": 0.01, "nesterov": True},
-}
-
-
-def make_vit(depth: int = 2) -> ViT:
-    torch.manual_seed(0)
-    return ViT(ViTOptions(patch_size=14, dim=16, depth=depth, heads=2, head_dim=8, mlp_dim=16), (1, 28, 28), 10)
 
 
 def make_mlp() -> nn.Module:
@@ -49,51 +31,9 @@ def make_mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 10))
 
 
-def make_step(
-    data: Dataset,
-    optimizer: str = "adamw",
-    *,
-    model: nn.Module | None = None,
-    augment: Compose | None = SHIFT,
-    decay: float | None = None,
-    smoothing: float = 0.0,
-    device: torch.device = CPU,
-    steps: int = 9,
-    clip_norm: float | None = None,
-    **options: object,
-) -> TrainStep:
-    """Build a step with a one-cycle schedule."""
-    config = StepOptions(**{"fused": True, "micro_batch": 4, **options})
-    model = (model or make_vit()).to(device)
-    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
-    values = {"name": "cross_entropy", "label_smoothing": smoothing}
-    loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
-    execution = Execution(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
-    schedule = build_schedule({"name": "one_cycle"}, 1, steps)
-    return TrainStep(execution, built, schedule, clip_norm, EMA(model, decay) if decay else None)
-
-
-def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:
-    return LOADERS.build({"name": name}, data.train, EpochSampler(23, BATCH, 3), device)
-
-
-def train(step: TrainStep, loader: Loader, epochs: int = 3, first: int = 0) -> list[dict[str, float]]:
-    return [
-        train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device, log_every=2))
-        for epoch in range(first, first + epochs)
-    ]
-
-
 def batch_of(data: Dataset, step: TrainStep, size: int) -> Batch:
     keys = next(step.preprocess.random_keys(EpochSampler(23, 23, 0), 0))
     return next(Batch(data.train.images, data.train.labels, size, keys).microbatches(size))
-
-
-def gradient_difference(ours: nn.Module, theirs: nn.Module) -> float:
-    """The norm of the difference of the gradients, relative to the norm of the second."""
-    pairs = [(mine.grad, other.grad) for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True)]
-    difference = torch.cat([(mine - other).flatten() for mine, other in pairs]).norm()
-    return float(difference / torch.cat([other.flatten() for _, other in pairs]).norm())
 
 
 def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoothing: float = 0.0) -> None:
@@ -112,16 +52,11 @@ def check_gradient(step: TrainStep, data: Dataset, size: int, bound: float, smoo
     expected = -(targets * logits.log_softmax(dim=1)).sum(dim=1).mean()
     plain.zero_grad()
     expected.backward()
-    assert gradient_difference(step.model, plain) < bound
+    assert steps.gradient_difference(step.model, plain) < bound
     assert float(sums["loss"]) / size == pytest.approx(float(expected.detach()), rel=bound)
     if bound < 1e-3:
         # A mixed image is correct if the prediction is its first label.
         assert int(sums["acc"]) == int((logits.argmax(1) == batch.labels).sum())
-
-
-def check_same_weights(ours: nn.Module, theirs: nn.Module, tolerance: float = 1e-4) -> None:
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("augment", [SHIFT, MIXUP, CUTMIX], ids=["shift", "mixup", "cutmix"])
@@ -152,7 +87,7 @@ def test_bf16_gives_the_gradient_within_its_rounding(tiny: Dataset, augment: Com
     step, plain = (make_step(tiny, augment=augment, precision=name) for name in (Precision.bf16, Precision.fp32))
     check_gradient(step, tiny, BATCH, 0.02)
     plain.forward_backward(batch_of(tiny, plain, BATCH))
-    assert gradient_difference(step.model, plain.model) > 1e-5  # In float32, it would be smaller.
+    assert steps.gradient_difference(step.model, plain.model) > 1e-5  # In float32, it would be smaller.
     assert all(value.dtype == value.grad.dtype == torch.float32 for value in step.model.parameters())
 
 
@@ -162,9 +97,8 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     batch = batch_of(tiny, step, BATCH)
     plain.forward_backward(batch)
     step.forward_backward(batch)
-    assert (
-        1e-6 < gradient_difference(step.model, plain.model) < 0.01
-    )  # In float32, the difference would be below the lower bound.
+    difference = steps.gradient_difference(step.model, plain.model)
+    assert 1e-6 < difference < 0.01  # In float32, it would be below the lower bound.
     step.update()
     for scale, is_finite in ((1e30, False), (1024.0, True)):
         state = copy.deepcopy(step.state_dict())
@@ -180,7 +114,7 @@ def test_fp16_gives_the_gradient_within_its_rounding_and_skips_a_step_that_overf
     for trained in (step, restored):
         trained(batch)
     assert restored.state_dict()["scaler"] == step.state_dict()["scaler"] != plain.state_dict()["scaler"]
-    check_same_weights(restored.model, step.model, tolerance=0)
+    steps.check_same_weights(restored.model, step.model, tolerance=0)
 
 
 def read_modes() -> tuple[str, bool]:
@@ -271,13 +205,13 @@ def test_compiled_batch_normalisation_sees_no_padding(
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS_UNDER_TEST)
+@pytest.mark.parametrize("optimizer", steps.OPTIMIZERS_UNDER_TEST)
 def test_a_fused_optimizer_gives_the_same_weights(tiny: Dataset, optimizer: str) -> None:
-    steps = [make_step(tiny, optimizer, fused=fused) for fused in (True, False)]
-    for step in steps:
+    ours, theirs = (make_step(tiny, optimizer, fused=fused) for fused in (True, False))
+    for step in (ours, theirs):
         train(step, make_loader(tiny, "ram"))
-    assert [bool(step.optimizer.param_groups[0]["fused"]) for step in steps] == [True, False]
-    check_same_weights(steps[0].model, steps[1].model)
+    assert [bool(step.optimizer.param_groups[0]["fused"]) for step in (ours, theirs)] == [True, False]
+    steps.check_same_weights(ours.model, theirs.model)
 
 
 @pytest.mark.parametrize("options", [{}, {"micro_batch": 2}, {"micro_batch": None}], ids=str)
@@ -285,7 +219,7 @@ def test_gradients_are_clipped_before_the_optimizer_and_after_they_are_logged(ti
     norms = {}
     for clip_norm in (None, 1e-3):
         step = make_step(tiny, clip_norm=clip_norm, **options)
-        progress = EpochProgress(0, EpochSampler(23, BATCH, 3), CPU, log_every=1)
+        progress = EpochProgress(0, EpochSampler(23, BATCH, 3), step.device, log_every=1)
         progress.record_step(step, step.forward_backward(batch_of(tiny, step, BATCH)))
         step.update()
         norms[clip_norm] = progress.logged_steps()[0]["grad_norm"], float(step.gradient_norm())
@@ -328,5 +262,5 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
     for step in (second, long, longer):
         train(step, batches, 1, first=1)
     assert longer.lr == long.lr != second.lr
-    check_same_weights(second.model, whole.model, tolerance=0)
-    check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
+    steps.check_same_weights(second.model, whole.model, tolerance=0)
+    steps.check_same_weights(second.eval_model, whole.eval_model, tolerance=0)

@@ -16,6 +16,7 @@ from vitmnist.errors import ConfigError
 from vitmnist.inference.trained_model import load_model
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
+from vitmnist.registry import Member
 from vitmnist.runtime.device import use_deterministic_kernels
 from vitmnist.training import step_options
 from vitmnist.training.step_options import StepOptions, resolve_step_options
@@ -111,7 +112,7 @@ def test_batch_normalisation_of_microbatches_is_noticed_and_of_one_image_refused
     def build(options: CNNOptions, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, num_classes))
 
-    add_members(MODELS, cnn=(CNNOptions, build))
+    add_members(MODELS, cnn=Member(CNNOptions, build))
     # Microbatches of 4, 4, 4, 2 and of 4, 4, 1
     ended = train_here(*quick, "batch_size=14", "trainer.micro_batch=4")
     assert ended.stderr == (
@@ -141,7 +142,7 @@ class Branching(nn.Linear):
         return logits if logits.sum() > 0 else 2 * logits
 
 
-@MODELS.temporarily(cnn=(CNNOptions, lambda options, shape, num_classes: Branching(784, num_classes)))
+@MODELS.temporarily(cnn=Member(CNNOptions, lambda options, shape, num_classes: Branching(784, num_classes)))
 def test_a_model_that_cannot_be_compiled_is_refused_only_if_compiling_was_asked_for_by_name(
     succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

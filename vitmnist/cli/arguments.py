@@ -38,9 +38,7 @@ class Arguments:
     @property
     def overrides_to_compose(self) -> list[str]:
         """The overrides that Hydra applies. With `resume=FOLDER`, the others change the recorded configuration."""
-        if self.resume in (None, "auto"):
-            return self.overrides
-        return [*filter(is_hydra_override, self.overrides)]
+        return self.overrides if self.resume in (None, "auto") else [*filter(is_hydra_override, self.overrides)]
 
 
 def parse_arguments(argv: list[str]) -> Arguments:

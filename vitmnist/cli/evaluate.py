@@ -46,8 +46,8 @@ def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mappi
 def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `describe_evaluation` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
-    for name, (metric, _) in METRICS.members().items():
-        value = metrics[name]
+    for name, member in METRICS.members().items():
+        metric, value = member.declaration, metrics[name]
         digits = 2 if metric.digits is None else metric.digits
         lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
     classes = metrics["classes"]

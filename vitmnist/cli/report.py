@@ -21,5 +21,4 @@ def main() -> None:
 
     new_folder = Path(f"outputs/reports/{datetime.now():%Y-%m-%d/%H-%M-%S}")
     output: Path = options.output or (options.folders[0] if len(options.folders) == 1 else new_folder)
-    text = write_report(options.folders, output)
-    print(f"{text}\n\nReport: {output / 'report.html'}")
+    print(f"{write_report(options.folders, output)}\n\nReport: {output / 'report.html'}")

@@ -73,8 +73,7 @@ class ImageReader:
         """
         try:
             # Do not use `np.fromfile`: it returns fewer bytes after a read error. Torch needs a writable buffer.
-            content = np.frombuffer(bytearray(read_bytes(path)), np.uint8)
-            return self.decode(content)
+            return self.decode(np.frombuffer(bytearray(read_bytes(path)), np.uint8))
         except MemoryError:
             raise
         except Exception as error:  # Pillow's decoders can raise any exception.

@@ -53,8 +53,7 @@ def add_alternatives(benchmark: Benchmark, loader: DataLoader[object], baseline:
         for workers in sorted({0, max(2, min(sufficient, available_cores()))} - {loader.num_workers}):
             benchmark.add(f"num_workers={workers}", partial(_change_workers, loader, baseline.candidate, workers))
     if not isinstance(loader.dataset, DecodedDataset):
-        sample_s = sum(seconds_by_stage.values())
-        build = partial(build_replacement_candidate, loader, baseline.candidate, sample_s)
+        build = partial(build_replacement_candidate, loader, baseline.candidate, sum(seconds_by_stage.values()))
         exact = benchmark.add("from_dataloader", partial(build, "exact"))
         takes_tensors = loader.collate_fn is default_collate
         if takes_tensors and isinstance(getattr(exact.candidate.loader, "dataset", None), SampleDataset):

@@ -102,7 +102,7 @@ def select_loader(
         for name in _loaders_to_try(options):
             if name == "cache" and decoded is not None and not options.candidates:
                 continue  # The samples fit into memory, so a file is not written.
-            takes_decoded = getattr(LOADERS.members()[name][1], "takes_decoded", False)
+            takes_decoded = getattr(LOADERS.members()[name].function, "takes_decoded", False)
             candidate_source = decoded if decoded is not None and takes_decoded else source
             loader = benchmark.add(name, partial(build, name, candidate_source)).candidate.loader
             if isinstance(loader, Loader):

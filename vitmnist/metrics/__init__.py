@@ -51,18 +51,20 @@ class ConfusionMetric(Metric):
     """
 
 
-METRICS: Registry[Metric, Callable[..., Tensor]] = Registry("metrics", __package__)
+METRICS: Registry[BatchMetric | ConfusionMetric, Callable[..., Tensor]]
+METRICS = Registry("metrics", __package__, kinds=(BatchMetric, ConfusionMetric))
 
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     """Return the functions of a batch's logits and labels, by name."""
-    return {name: function for name, (metric, function) in METRICS.members().items() if isinstance(metric, BatchMetric)}
+    members = METRICS.members().items()
+    return {name: member.function for name, member in members if isinstance(member.declaration, BatchMetric)}
 
 
 def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
     """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
     return {
-        name: float(function(matrix.double())) * (100 if metric.unit == "%" else 1)
-        for name, (metric, function) in METRICS.members().items()
-        if isinstance(metric, ConfusionMetric)
+        name: float(member.function(matrix.double())) * (100 if member.declaration.unit == "%" else 1)
+        for name, member in METRICS.members().items()
+        if isinstance(member.declaration, ConfusionMetric)
     }

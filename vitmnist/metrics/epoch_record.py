@@ -38,9 +38,7 @@ def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | Non
     if metric.kind == "speed":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
-    if not values:
-        return None
-    return float(max(values) if metric.kind == "memory" else median(values))
+    return float(max(values) if metric.kind == "memory" else median(values)) if values else None
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, has its own module in this folder. Any other metric is listed
-in `TIMES` or `MACHINE_METRICS`, and a value in the dict that `EpochProgress.compute` (training/progress.py), `evaluate`
-(training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
+A metric of logits and labels, or of the confusion matrix, has its own module in this folder. A time, the
+throughput or memory is listed in `TIMES` or `MACHINE_METRICS`; its value is in the dict that `EpochProgress.compute`
+(training/progress.py), `evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ class EpochMetric(Metric):
     """
 
     name: str = field(kw_only=True)
-    kind: Literal["quality", "speed", "memory"] = "speed"
+    kind: Literal["quality", "speed", "memory"] = field(kw_only=True)
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -39,29 +39,25 @@ class EpochMetric(Metric):
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
-    EPOCH_S := EpochMetric("s", tag="usage/epoch_s", column="epoch, s", name="epoch_s"),
-    TRAIN_S := EpochMetric("s", tag="usage/train_s", column="training, s", name="train_s"),
-    EVAL_S := EpochMetric("s", tag="usage/eval_s", name="eval_s"),
-    SAVE_S := EpochMetric("s", tag="usage/save_s", column="saving, s", name="save_s"),
-    FIRST_BATCH_S := EpochMetric("s", tag="usage/first_batch_s", column="first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := EpochMetric("s", tag="usage/data_wait_s", column="waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := EpochMetric("%", tag="usage/data_wait_pct", column="waiting, %", digits=1, name="data_wait_pct"),
-    COMPUTE_S := EpochMetric("s", tag="usage/compute_s", name="compute_s"),
-    HOST_LEAD_S := EpochMetric("s", tag="usage/host_lead_s", name="host_lead_s"),
+    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s", kind="speed"),
+    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s", kind="speed"),
+    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s", kind="speed"),
+    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s", kind="speed"),
+    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s", kind="speed"),
+    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s", kind="speed"),
+    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct", kind="speed"),
+    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s", kind="speed"),
+    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s", kind="speed"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min")
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := EpochMetric(
-        "images/s", tag="usage/images_per_s", column="images/s", digits=0, direction="max", name="images_per_s"
+        "images/s", "usage/images_per_s", "images/s", digits=0, direction="max", name="images_per_s", kind="speed"
     ),
-    HOST_PEAK_MIB := EpochMetric(
-        "MiB", tag="usage/host_mib", column="host, MiB", digits=0, name="host_peak_mib", kind="memory"
-    ),
-    GPU_PEAK_MIB := EpochMetric(
-        "MiB", tag="usage/gpu_mib", column="GPU, MiB", digits=0, name="gpu_peak_mib", kind="memory"
-    ),
+    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", digits=0, name="host_peak_mib", kind="memory"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", digits=0, name="gpu_peak_mib", kind="memory"),
 )
 """Throughput and memory."""
 
@@ -74,7 +70,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     Raises:
         ValueError: two metrics have the same name.
     """
-    registered = {name: metric for name, (metric, _) in METRICS.members().items()}
+    registered = {name: member.declaration for name, member in METRICS.members().items()}
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),

@@ -32,9 +32,9 @@ class DecodedDataset(WrappedDataset):
     independent of random numbers that the loop draws before the first batch, for example for another loader in a `zip`.
     """
 
-    def __init__(self, original: MapStyleDataset, split: SplitTransforms | None = None, **attributes: object) -> None:
-        once = chain.from_iterable(split.deterministic) if split else list_transforms(original)
-        vars(self).update(original=original, split_transforms=split, change_guard=ChangeGuard(original, once))
+    def __init__(self, original: MapStyleDataset, stages: SplitTransforms | None = None, **attributes: object) -> None:
+        once = chain.from_iterable(stages.deterministic) if stages else list_transforms(original)
+        vars(self).update(original=original, split_transforms=stages, change_guard=ChangeGuard(original, once))
         vars(self).update(attributes)  # Those that a subclass declares. `__setattr__` refuses to set them.
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ generators in the same states. It holds for these reasons:
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -126,9 +126,7 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
     return replacement
 
 
-def _build(
-    dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool, probes: Sequence[int]
-) -> DataLoader[Any]:
+def _build(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: bool, probes: list[int]) -> DataLoader[Any]:
     """Build the form of replacement that fits the probes, which are the indices of some samples.
 
     Raises `RandomSampleError` if any sample is random and this form would store it.
@@ -136,12 +134,12 @@ def _build(
     dataset: Any = dataloader.dataset
     samples, random_sample = read_probes(partial(fetch_sample, dataset.__getitem__), probes, dataset)
     if random_sample:
-        split = split_transforms(dataset, probes)
+        stages = split_transforms(dataset, probes)
         if to_tensors:
-            check_supported(dataloader, split)
-        decoded = [fetch_sample(split.decode, index) for index in probes]
-        exact = replace_by_samples(dataloader, options, decoded, split)
-        return apply_to_tensors(exact, split, probes) if to_tensors else exact
+            check_supported(dataloader, stages)
+        decoded = [fetch_sample(stages.decode, index) for index in probes]
+        exact = replace_by_samples(dataloader, options, decoded, stages)
+        return apply_to_tensors(exact, stages, probes) if to_tensors else exact
     with suppress(NoRowPerSampleError):  # In a handler, its traceback would keep the rows decoded so far.
         return replace_by_rows(dataloader, options, probes, samples)
     return replace_by_samples(dataloader, options, samples)

@@ -50,9 +50,7 @@ def check_replaceable(dataloader: object) -> None:
     raise ConfigError(f"dataloader: {reason}")
 
 
-def rebuild(
-    dataloader: DataLoader[Any], cls: type[DataLoader[Any]] = DataLoader, /, **changed: object
-) -> DataLoader[Any]:
+def rebuild(dataloader: DataLoader[Any], cls: type[DataLoader[Any]] = DataLoader, /, **changed: Any) -> DataLoader[Any]:
     """Build a `DataLoader` of the class `cls` with the arguments of `dataloader`, except for those in `changed`."""
     names = ["dataset", "num_workers", "collate_fn", "pin_memory", "worker_init_fn", "generator", "in_order"]
     if changed.get("num_workers", dataloader.num_workers):
@@ -105,15 +103,13 @@ def read_all(dataloader: DataLoader[Any], read: Callable[[range], Chunk], sample
     return read_in_chunks(dataset, read, sample_nbytes, workers, context, worker_init_fn)
 
 
-def check_same_batches(
-    original: DataLoader[Any], replacement: DataLoader[Any], with_single_samples: bool = False
-) -> None:
+def check_same_batches(original: DataLoader[Any], replacement: DataLoader[Any], single_samples: bool = False) -> None:
     """Compare some batches bit for bit. Raises `DataError` if they differ."""
     size = min(original.batch_size or COMPARED_SIZE, COMPARED_SIZE)
     shuffled = torch.randperm(len(original.dataset), generator=torch.Generator().manual_seed(0))  # type: ignore[arg-type]
     batches = shuffled.split(size)[:COMPARED_BATCHES]
     compared = [indices for indices in batches if len(indices) == size or not original.drop_last]
-    if with_single_samples:  # They reveal padding to the longest sample, even if other batches need none.
+    if single_samples:  # They reveal padding to the longest sample, even if other batches need none.
         compared += shuffled[:COMPARED_SINGLE_SAMPLES].split(1)
     state = RandomState(original.dataset, original.collate_fn, replacement.dataset, replacement.collate_fn)
     # Compare a batch again with other random numbers, as in a second epoch: it differs if a transform changes data of

@@ -68,8 +68,7 @@ class RowTensors:
         last = len(self.tensors[0]) - 1
         with as_data_error(f"the sampler gives {first}, …, not only 0 to {last}; use the DataLoader as it is"):
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
-            rows = torch.frombuffer(array("q", indices), dtype=torch.int64)
-            gathered = gather_rows(self.tensors, rows)
+            gathered = gather_rows(self.tensors, torch.frombuffer(array("q", indices), dtype=torch.int64))
         return unflatten_tree(gathered, self.structure)
 
 
@@ -103,7 +102,7 @@ def replace_by_rows(
     decoded = RowDataset(dataset, row_tensors=rows, draws_early=workers < dataloader.num_workers)
     replacement = DecodedDataLoader.from_original(dataloader, decoded, workers)
     try:
-        check_same_batches(dataloader, replacement, with_single_samples=True)
+        check_same_batches(dataloader, replacement, single_samples=True)
     except DataError as error:
         if options.fingerprint:  # The file of a fingerprint can hold other samples.
             raise
@@ -127,8 +126,7 @@ def _read_rows(
     try:
         rows = _collate_rows(collate, samples, indices, always_repeat=False)
         # A value that depends on the whole batch, such as a mean, would differ in a batch of half of the samples.
-        halves = [slice(middle), slice(middle, None)] if middle else []
-        for span in halves:
+        for span in [slice(middle), slice(middle, None)] if middle else []:
             half = RowTensors.from_batch(collate_batch(collate, samples[span], indices[span]), len(indices[span]))
             if find_difference([*half.tensors], [tensor[span] for tensor in rows.tensors]):
                 raise NoRowPerSampleError

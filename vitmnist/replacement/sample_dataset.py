@@ -28,14 +28,14 @@ class SampleDataset(DecodedDataset):
 
 
 def replace_by_samples(
-    dataloader: DataLoader[Any], options: StoreOptions, examples: Sequence[object], split: SplitTransforms | None = None
+    dataloader: DataLoader[Any], options: StoreOptions, examples: Sequence[Any], stages: SplitTransforms | None = None
 ) -> DataLoader[Any]:
     """Build a replacement that stores single samples, and makes batches with the original's collate function.
 
     The required memory is estimated from `examples`, some decoded samples.
     """
     dataset: Any = dataloader.dataset
-    decode = split.decode if split else dataset.__getitem__
+    decode = stages.decode if stages else dataset.__getitem__
     size = len(dataset)
     as_json = options.folder is not None  # Anyone can have written a file, and unpickling can run code.
     sample_nbytes = len(encode_samples(examples, as_json).blocks[0]) / len(examples)
@@ -45,7 +45,7 @@ def replace_by_samples(
         samples = store_samples_in_file(chunks, size, options.folder, contents)
     else:
         samples = store_samples_in_memory(chunks(), int(sample_nbytes * size))
-    decoded = SampleDataset(dataset, split, encoded_samples=samples)
+    decoded = SampleDataset(dataset, stages, encoded_samples=samples)
     replacement = DecodedDataLoader.from_original(dataloader, decoded, dataloader.num_workers)
     check_same_batches(dataloader, replacement)
     return replacement

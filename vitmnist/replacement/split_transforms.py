@@ -72,7 +72,7 @@ class SplitTransforms:
     dataset: Any
     attributes: Sequence[tuple[Any, str]]  # All of `find_transform_attributes`
     deterministic: Sequence[Sequence[Transform]]  # The transforms before the first random one, for each attribute
-    random: Sequence[Sequence[Transform]]  # The first random transform and all that follow it, for each attribute
+    random_parts: Sequence[Sequence[Transform]]  # The first random transform and all that follow it, for each attribute
 
     def decode(self, index: int) -> DecodedSample:
         """Read a sample, and apply only the deterministic transforms."""
@@ -93,7 +93,7 @@ class SplitTransforms:
     def transform(self, decoded: DecodedSample) -> Any:
         """Apply the random transforms to a decoded sample."""
         sample, calls, pending = decoded
-        results = [apply_transforms(self.random[attribute], inputs) for attribute, inputs in calls]
+        results = [apply_transforms(self.random_parts[attribute], inputs) for attribute, inputs in calls]
         return replace_leaves(sample, [(position, results[call][result]) for position, call, result in pending])
 
 
@@ -108,14 +108,14 @@ def split_transforms(dataset: Any, probes: Sequence[int]) -> SplitTransforms:
     if random_sample:
         raise random_sample
     calls = [call for _, sample_calls, _ in recorded for call in sample_calls]
-    deterministic, random = [], []
+    deterministic, random_parts = [], []
     with as_data_error(f"one of the samples {', '.join(map(str, probes))}"):
         for attribute, (owner, name) in enumerate(attributes):
             inputs = [inputs for called, inputs in calls if called == attribute]
             first, rest = split_at_first_random(vars(owner)[name], inputs)
             deterministic.append(first)
-            random.append(rest)
-    return SplitTransforms(dataset, attributes, deterministic, random)
+            random_parts.append(rest)
+    return SplitTransforms(dataset, attributes, deterministic, random_parts)
 
 
 def find_transform_attributes(dataset: object) -> Iterator[tuple[Any, str]]:
@@ -183,11 +183,11 @@ def split_at_first_random(transform: Transform, inputs: Sequence[Inputs]) -> tup
     # A Compose with keyword arguments converts them and its results, so it cannot be divided.
     is_divisible = not any(isinstance(arguments, dict) for arguments in inputs)
     deterministic: list[Transform] = []
-    random = flatten_transforms(transform) if is_divisible else [transform]
-    while inputs and random and not any(is_random(random[0], arguments) for arguments in inputs):
-        deterministic.append(random.pop(0))
+    random_part = flatten_transforms(transform) if is_divisible else [transform]
+    while inputs and random_part and not any(is_random(random_part[0], arguments) for arguments in inputs):
+        deterministic.append(random_part.pop(0))
         inputs = [apply_transforms(deterministic[-1:], copy_tree(arguments)) for arguments in inputs]
-    return deterministic, random
+    return deterministic, random_part
 
 
 def is_random(transform: Transform, inputs: Inputs) -> bool:

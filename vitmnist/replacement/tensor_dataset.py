@@ -65,35 +65,35 @@ class TensorTransformDataset(DecodedDataset):
 
     def __getitems__(self, indices: Sequence[int]) -> DeferredBatch:
         assert self.split_transforms
-        return draw_batch(self.encoded_samples, self.split_transforms.random, indices)
+        return draw_batch(self.encoded_samples, self.split_transforms.random_parts, indices)
 
 
-def check_supported(dataloader: DataLoader[Any], split: SplitTransforms) -> None:
+def check_supported(dataloader: DataLoader[Any], stages: SplitTransforms) -> None:
     """Raise `ConfigError` unless the random transforms can be applied to tensors. Nothing is decoded."""
     if dataloader.collate_fn is not default_collate:
         raise ConfigError("transforms='tensor' is not for a collate_fn; use transforms='exact'")
-    for transforms in split.random:
+    for transforms in stages.random_parts:
         build_tensor_pipeline(transforms)
 
 
-def apply_to_tensors(exact: DataLoader[Any], split: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
+def apply_to_tensors(exact: DataLoader[Any], stages: SplitTransforms, probes: Sequence[int]) -> DataLoader[Any]:
     """Apply the random transforms to tensors in threads, instead of to PIL images in workers as `exact` does.
 
     Raises `ConfigError` if the pixels of the samples `probes` differ by more than rounding.
     """
-    images: Any = exact.dataset
-    encoded = replace(images.encoded_samples, as_tensors=True)
+    exact_dataset: Any = exact.dataset
+    as_tensors = replace(exact_dataset.encoded_samples, as_tensors=True)
     try:
-        check_rounding(split, probes, images.encoded_samples, encoded)
+        check_rounding(stages, probes, exact_dataset.encoded_samples, as_tensors)
     except DataError as error:
         raise ConfigError(f"transforms='tensor': {error}; use transforms='exact'") from error
-    tensors = TensorTransformDataset(images.original, split, encoded_samples=encoded)
-    return rebuild(exact, ThreadedDataLoader, dataset=tensors)
+    dataset = TensorTransformDataset(exact_dataset.original, stages, encoded_samples=as_tensors)
+    return rebuild(exact, ThreadedDataLoader, dataset=dataset)
 
 
-def draw_batch(samples: EncodedSamples, random: Sequence[Sequence[Transform]], indices: Sequence[int]) -> DeferredBatch:
+def draw_batch(samples: EncodedSamples, parts: Sequence[Sequence[Transform]], indices: Sequence[int]) -> DeferredBatch:
     """Draw the parameters of the random transforms of each sample from torch's global generator."""
-    pipelines = list(map(build_tensor_pipeline, random))
+    pipelines = list(map(build_tensor_pipeline, parts))
     drawn = []
     for index in indices:
         with as_data_error(f"sample {index}"):
@@ -153,20 +153,20 @@ def _finish_image(drawn: ParameterizedImage, row: Tensor) -> None:
 
 
 def check_rounding(
-    split: SplitTransforms, probes: Sequence[int], images: EncodedSamples, tensors: EncodedSamples
+    stages: SplitTransforms, probes: Sequence[int], as_pil: EncodedSamples, as_tensors: EncodedSamples
 ) -> None:
     """Raise `DataError` unless random transforms of PIL images and of tensors differ only by rounding.
 
     The samples `probes` are compared before normalisation.
     """
-    random = [[step for step in steps if get_torchvision_name(step) != "Normalize"] for steps in split.random]
-    unnormalized = replace(split, random=random)
+    parts = [[step for step in part if get_torchvision_name(step) != "Normalize"] for part in stages.random_parts]
+    unnormalized = replace(stages, random_parts=parts)
     for index in probes:
         with preserve_random_state():
             seed_generators(0, 0, index)
-            expected = default_collate([unnormalized.transform(images.load(index))])
+            expected = default_collate([unnormalized.transform(as_pil.load(index))])
             seed_generators(0, 0, index)
-            drawn = draw_batch(tensors, random, [index])
+            drawn = draw_batch(as_tensors, parts, [index])
         actual = drawn()
         with as_data_error(f"sample {index}"):
             for leaf, expected_leaf in zip(flatten_tree(actual)[0], flatten_tree(expected)[0], strict=True):
@@ -215,6 +215,4 @@ class ThreadedDataLoader(DecodedDataLoader):
 
     def _collate_and_pin(self, drawn: DeferredBatch) -> object:
         batch = drawn()
-        if self.pin_memory and torch.cuda.is_available():
-            return map_batch_tensors(Tensor.pin_memory, batch)
-        return batch
+        return map_batch_tensors(Tensor.pin_memory, batch) if self.pin_memory and torch.cuda.is_available() else batch

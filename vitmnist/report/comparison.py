@@ -28,6 +28,11 @@ DATA_CHECKSUM = "SHA-256 of the data"
 """The title of the checksum of a dataset. All hold-outs of a dataset share one checksum."""
 COMPARABILITY_FACTS = ("host", "cpu", "cpu count", DATA_CHECKSUM)
 """The titles of the facts that must be equal for two runs to be compared."""
+COLUMN_FACTS = (
+    *("platform", "python", "vitmnist", "torch", "torchvision", "hydra-core", "omegaconf", "einops", "numpy"),
+    *("tensorboard", "cuda", "cpu capability", "torch threads", "gpu", "resolved device", "processes", "data"),
+)
+"""The titles of the other facts that become a column if they vary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +97,7 @@ class ReportRow:
     @cached_property
     def runs_by_seed(self) -> dict[str, Run]:
         """The completed runs by seed. Runs with equal seeds are not independent, so only the first counts."""
-        return {run.seeds: run for run in reversed(self.runs) if run.result.status == "completed"}
+        return {run.seed_overrides: run for run in reversed(self.runs) if run.result.status == "completed"}
 
     def quality_by_seed(self, name: str) -> dict[str, float]:
         """A metric of quality by seed."""
@@ -175,8 +180,7 @@ class Comparison:
     def metric(self) -> EpochMetric:
         """The metric that the runs monitor; the accuracy if they monitor several metrics or an unregistered one."""
         metrics = {run.monitored_metric for run in self.runs if run.config}
-        shared = metrics.pop() if len(metrics) == 1 else None
-        return shared or build_epoch_table()["eval_acc"]
+        return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
     def title(self, metric: EpochMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
@@ -268,8 +272,9 @@ def _build_comparison(runs: Sequence[Run]) -> Comparison:
     facts_by_run = [_facts(run) for run in runs]
     recorded = [facts for facts in facts_by_run if facts]
     all_facts = {title: text for facts in recorded for title, text in facts.items()}
-    varied_facts = [title for title in all_facts if len({facts.get(title) for facts in recorded}) > 1]
-    shared_facts = {title: text for title, text in all_facts.items() if title not in varied_facts}
+    varied = {title for title in all_facts if len({facts.get(title) for facts in recorded}) > 1}
+    varied_facts = [title for title in COLUMN_FACTS if title in varied]
+    shared_facts = {title: text for title, text in all_facts.items() if title not in varied}
     columns = [*map(_column_title, varied_keys), *varied_facts]
     names = shorten_columns(columns)
     rows: dict[str, ReportRow] = {}
@@ -333,8 +338,7 @@ def _facts(run: Run) -> dict[str, str]:
     sizes = {key.removesuffix("_size"): size for key, size in dataset.items() if key.endswith("_size")}
     if folds := (dataset.get("division") or {}).get("folds"):
         # A fold can have an image more than another one.
-        num_images = sizes.pop("train", 0) + sizes.pop("validation", 0)
-        sizes = {f"in {folds} folds": num_images, **sizes}
+        sizes = {f"in {folds} folds": sizes.pop("train", 0) + sizes.pop("validation", 0), **sizes}
     images = ", ".join(f"{format_fact(size)} {split}" for split, size in sizes.items())
     facts = {
         **environment,
@@ -353,9 +357,7 @@ def format_fact(value: object) -> str:
         return ", ".join(f"{key}={format_fact(item)}" for key, item in sorted(value.items()))
     if isinstance(value, str) and len(value) == 64 and value.isalnum():
         return value[:12]
-    if type(value) is int:
-        return f"{value:,}"
-    return str(value)
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:

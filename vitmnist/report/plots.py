@@ -80,7 +80,7 @@ def draw_figures(comparison: Comparison) -> Iterator[Figure]:
             if run.result.status == "completed" and len(run.result.epochs) > 2:  # Two points are no curve.
                 # Runs with equal losses, as with other loaders, have one curve.
                 losses = tuple(epoch["eval_loss"] for epoch in run.result.epochs)
-                curves.setdefault(losses, setting or run.seeds)
+                curves.setdefault(losses, setting or run.seed_overrides)
     if curves:
         ranked = [*curves.items()]
         if not comparison.quality_differs:  # The rows are in the order of their times.
@@ -135,10 +135,9 @@ def _draw_times(comparison: Comparison, rows: Sequence[ReportRow]) -> Figure:
         if isinstance(line, str):
             axes.text(0, position + 0.3, _shorten(line, LINE_LENGTH), weight="bold")
         elif line.epoch_s:
-            time = f"{format_seconds(line.epoch_s.median)} s"
-            if ratio := describe_ratio(comparison, line):
-                time += f", {ratio}"
-            _label_row(axes, position, line.loader if has_headings else line.label or "all runs", time)
+            texts = [f"{format_seconds(line.epoch_s.median)} s", describe_ratio(comparison, line)]
+            label = line.loader if has_headings else line.label or "all runs"
+            _label_row(axes, position, label, ", ".join(filter(None, texts)))
             _draw_bar(axes, position, line, line.epoch_s, colour)
     axes.xaxis.set_major_formatter("{x:g}")  # `0.000` would be cut at the left.
     keys = []
@@ -204,8 +203,7 @@ def _create_panel(
     figure.suptitle(title[0].upper() + title[1:], x=MARGIN / WIDTH, y=1 - MARGIN / total, ha="left", va="top")
     corner = (MARGIN / WIDTH, 1 - 0.4 / total)
     figure.legend(handles=legend, ncols=columns, loc="upper left", bbox_to_anchor=corner)
-    axes = figure.add_axes((left / WIDTH, BOTTOM / total, 1 - (left + MARGIN) / WIDTH, height / total))
-    return figure, axes
+    return figure, figure.add_axes((left / WIDTH, BOTTOM / total, 1 - (left + MARGIN) / WIDTH, height / total))
 
 
 def _create_rows(title: str, legend: Sequence[Any], count: int) -> tuple[Figure, Axes]:

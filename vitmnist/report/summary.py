@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from vitmnist.metrics.epoch_table import EpochMetric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
 from vitmnist.report.statistics import MIN_ROUNDS, format_range
-from vitmnist.timing.table import Bottleneck, Spread, format_seconds
+from vitmnist.timing.table import Bottleneck, Spread, format_seconds, round_seconds
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck, has_graph
 
 NO_TIME = "No times to compare: that takes completed runs, alone on a machine, with two epochs since their last start."
@@ -41,8 +41,7 @@ def summarize_quality(comparison: Comparison) -> str:
         where = " in each configuration" if len(groups) > 1 else ""
         return f"{title[0].upper()}{title[1:]}: {best}{over_seeds}{where}."
     extreme = "Highest" if metric.direction == "max" else "Lowest"
-    mean = "mean " if over_seeds else ""
-    return f"{extreme} {mean}{title}: {label}, {best}{over_seeds}."
+    return f"{extreme} {'mean ' if over_seeds else ''}{title}: {label}, {best}{over_seeds}."
 
 
 def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
@@ -59,14 +58,12 @@ def describe_ratio(comparison: Comparison, row: ReportRow) -> str:
         is_baseline = baseline is row and len(row.rounds) >= MIN_ROUNDS and len(comparison.timed_rows) > 1
         return "1×" if is_baseline else ""
     # The quotient of the times as they are printed, so that a reader finds the same ratio.
-    time, fastest = (format_seconds(seconds).replace(",", "") for seconds in (row.median_s, baseline.median_s))
-    return f"{float(time) / float(fastest):.2f}×"
+    return f"{round_seconds(row.median_s) / round_seconds(baseline.median_s):.2f}×"
 
 
 def _count(values: Mapping[str, float]) -> str:
     """Count the values by seed, as `5 folds` or `3 seeds`."""
-    unit = "folds" if all("data.fold=" in seeds for seeds in values) else "seeds"
-    return f"{len(values)} {unit}"
+    return f"{len(values)} {'folds' if all('data.fold=' in seeds for seeds in values) else 'seeds'}"
 
 
 def summarize_noise(comparison: Comparison) -> str:
@@ -116,8 +113,7 @@ def summarize_launches(comparison: Comparison) -> str:
     bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
     if not bound:
         return ""
-    eager = [result for result in bound if not has_graph(result)]
-    advice = advise_on_launches((eager or bound)[0])
+    advice = advise_on_launches(next((result for result in bound if not has_graph(result)), bound[0]))
     return f"Launch-bound, the GPU waits for Python: {len(bound)} of {len(results)} configurations; {advice}."
 
 

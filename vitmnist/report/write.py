@@ -7,7 +7,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from markdown import markdown
 from tabulate import tabulate
 
+from vitmnist.config import parse_key
 from vitmnist.errors import escape_unprintable
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare, round_floats
@@ -30,8 +31,6 @@ from vitmnist.timing.table import Spread, format_seconds
 from vitmnist.tracking.result import TEST_ACC
 from vitmnist.tracking.runs import Run, find_runs, read_run
 
-Formatter = Callable[[str], str]
-"""Formats a text for Markdown or a terminal."""
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
 """The template of the page, and the text that explains a report."""
 MARK = "†"
@@ -40,8 +39,27 @@ RUN = "its best run"
 """The title of the column for the folder of a row's best run, relative to the report."""
 
 
+@dataclass(frozen=True)
+class Style:
+    """How a report is formatted for Markdown or a terminal."""
+
+    clean: Callable[[str], str]  # Escapes a text.
+    link: Callable[[str], str]  # Formats the relative folder of a run.
+    table_format: str  # Of tabulate
+
+
+@dataclass(frozen=True)
+class Section:
+    """The texts about a comparison."""
+
+    about: str  # The date, the machine and the data
+    sentences: list[str]
+    table: str
+    other_metrics: str  # The table that is folded
+
+
 def write_report(folders: Sequence[Path], output: Path) -> str:
-    """Write the report on all runs in or below some folders, and return it as text for a terminal.
+    """Write the report on all runs in or below some folders, and return a short form for a terminal.
 
     Raises:
         DataError: a folder does not exist or contains no runs.
@@ -58,7 +76,8 @@ def write_report(folders: Sequence[Path], output: Path) -> str:
     contents = {"csv": format_csv(comparisons, output), "md": text, "html": format_html(text, charts)}
     for suffix, content in contents.items():
         write_atomic(output / f"report.{suffix}", content.encode(errors="backslashreplace"))
-    return format_text(comparisons, output)
+    sections = [_format_section(comparison, output, TERMINAL) for comparison in comparisons]
+    return "\n\n".join(part for section in sections for part in (section.about, *section.sentences, section.table))
 
 
 def format_markdown(
@@ -68,51 +87,41 @@ def format_markdown(
     parts = [f"# Report on {_escape(', '.join(map(display_path, folders)))}"]
     parts.append(f"<small><code>{_escape(_find_command(folders, comparisons))}</code></small>")
     for comparison, (chart, panels) in zip(comparisons, charts.items(), strict=True):
-        about, *sentences, table, details = _format_section(comparison, output, _escape, _link, "pipe")
-        parts += [f"## {about}" if len(comparisons) > 1 else f"<small>{about}</small>", *sentences]
-        if panels:
-            parts.append(f"![Panels]({chart})")
-        parts.append(table)
+        section = _format_section(comparison, output, MARKDOWN)
+        title = f"## {section.about}" if len(comparisons) > 1 else f"<small>{section.about}</small>"
+        image = [f"![Panels]({chart})"] if panels else []
+        parts += [title, *section.sentences, *image, section.table]
         facts = [{"fact": title, "value": text} for title, text in comparison.facts.items()]
-        folded = {"Other metrics": details, "Machine, software and data": _format_table(facts, _escape, _link, "pipe")}
+        folded = {"Other metrics": section.other_metrics, "Machine, software and data": _format_table(facts, MARKDOWN)}
         for title, content in folded.items():
             if content:
                 parts.append(f'<details markdown="1"><summary>{title}</summary>\n\n{content}\n\n</details>')
     return "\n\n".join([*parts, LEGEND.read_text(encoding="utf-8")])
 
 
-def format_text(comparisons: Sequence[Comparison], output: Path) -> str:
-    """Format the report for a terminal, without other metrics and without the facts about machine and software."""
-    sections = [_format_section(comparison, output, _one_line, _one_line, "simple") for comparison in comparisons]
-    return "\n\n".join(part for *section, _ in sections for part in section)
-
-
-def _format_section(
-    comparison: Comparison, output: Path, clean: Formatter, link: Formatter, table_format: str
-) -> list[str]:
-    """Format the date with machine and data, the sentences, and both tables of a comparison."""
-    first, *others = map(clean, summarize_comparison(comparison))
+def _format_section(comparison: Comparison, output: Path, style: Style) -> Section:
+    sentences = [*map(style.clean, summarize_comparison(comparison))]
     if comparison.quality_by_seed:
         best = next(row for row in comparison.sorted_rows if row.quality_by_seed(comparison.metric.name))
         name = "Its best run" if comparison.quality_differs else "Best run"
-        first += f" {name}: {link(_relative_folder(comparison.best_run(best), output))}"
+        sentences[0] += f" {name}: {style.link(_relative_folder(comparison.best_run(best), output))}"
     ended_at = max(run.result.ended_at or 0.0 for run in comparison.runs)
-    about = f"{datetime.fromtimestamp(ended_at):%Y-%m-%d %H:%M}, {clean(comparison.machine_and_data)}"
+    about = f"{datetime.fromtimestamp(ended_at):%Y-%m-%d %H:%M}, {style.clean(comparison.machine_and_data)}"
     tables = build_table(comparison, output), build_table(comparison, output, other_metrics=True)
-    main, details = (_format_table(rows, clean, link, table_format) for rows in tables)
+    table, other_metrics = (_format_table(rows, style) for rows in tables)
     if _find_marked_settings(comparison):
-        main += f"\n\n{MARK} the seeds do not separate it from the best"
-    return [about, first, *others, main, details]
+        table += f"\n\n{MARK} the seeds do not separate it from the best"
+    return Section(about, sentences, table, other_metrics)
 
 
 def _find_command(folders: Sequence[Path], comparisons: Sequence[Comparison]) -> str:
     """Return the command of a sweep or a search, from its records, or else the command that writes the report."""
     if len(folders) == 1:
-        with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError):
+        with suppress(FileNotFoundError, UnreadableError, LookupError, TypeError, AttributeError):
             record: Any = read_json_or_yaml(folders[0] / "multirun.yaml")
-            overrides = record["hydra"]["overrides"]["task"]
+            typed = record["hydra"]["overrides"]["task"]
             # A sweep adds the numbers of its rounds to what was typed.
-            return shlex.join(["python", "train.py", "-m", *(text for text in overrides if text[:7] != "repeat=")])
+            return shlex.join(["python", "train.py", "-m", *(text for text in typed if parse_key(text) != "repeat")])
         # Optuna's sweeper leaves no `multirun.yaml`. It adds the values of a trial to what was typed.
         first, *others = (run.result.overrides for comparison in comparisons for run in comparison.runs)
         shared = [text for text in first if all(text in overrides for overrides in others)]
@@ -211,10 +220,7 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
             for name in (*build_epoch_table(), TEST_ACC):
                 values = row.quality_by_seed(name).values()
                 spread = row.spreads.get(name) or (Spread.of(values) if values else None)
-                if values and name not in row.spreads:
-                    cells[name] = fmean(values)
-                else:
-                    cells[name] = spread and spread.median
+                cells[name] = fmean(values) if values and name not in row.spreads else spread and spread.median
                 cells[f"{name}_low"] = spread and spread.low
                 cells[f"{name}_high"] = spread and spread.high
             cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
@@ -222,15 +228,16 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
     return encode_csv(list(rows[0]), rows)
 
 
-def _format_table(rows: list[dict[str, str]], clean: Formatter, link: Formatter, table_format: str) -> str:
+def _format_table(rows: list[dict[str, str]], style: Style) -> str:
     """Format a table, with numbers aligned at the right; empty without rows."""
     if not rows:
         return ""
-    cells = [{clean(title): link(cell) if title == RUN else clean(cell) for title, cell in row.items()} for row in rows]
+    formats = {title: style.link if title == RUN else style.clean for title in rows[0]}
+    cells = [{style.clean(title): format_cell(row[title]) for title, format_cell in formats.items()} for row in rows]
     number = re.compile(rf"({MARK} )?-?\d[\d.,e-]*( ± [\d.]+|×)?|–")
     numeric = [all(number.fullmatch(row[title]) for row in rows) for title in rows[0]]
     align = ["right" if is_numeric else "left" for is_numeric in numeric]
-    return str(tabulate(cells, headers="keys", tablefmt=table_format, disable_numparse=True, colalign=align))
+    return str(tabulate(cells, headers="keys", tablefmt=style.table_format, disable_numparse=True, colalign=align))
 
 
 def _one_line(text: str) -> str:
@@ -241,3 +248,7 @@ def _escape(text: str) -> str:
     """Escape what Markdown and HTML would interpret. An underscore within a word, as in gpu_slice, is not markup."""
     special = r"[\\`*\[\]|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     return re.sub(special, r"\\\g<0>", html.escape(_one_line(text), quote=False))
+
+
+MARKDOWN = Style(clean=_escape, link=_link, table_format="pipe")
+TERMINAL = Style(clean=_one_line, link=_one_line, table_format="simple")

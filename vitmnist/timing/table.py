@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from math import ceil
+from math import ceil, floor, log10
 from statistics import median
 
 NOTICEABLE_SHARE = 0.05
@@ -157,6 +157,11 @@ def format_ms(seconds: float) -> str:
     return f"{ms:,.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2g} ms"
 
 
+def round_seconds(seconds: float) -> float:
+    """Round seconds to three significant digits; from 100 s on, to an integer."""
+    return round(seconds, max(0, 2 - floor(log10(seconds))))
+
+
 def format_seconds(seconds: float) -> str:
-    """Format seconds with three significant digits; from 100 s on, as an integer."""
+    """Format seconds as `round_seconds` rounds them."""
     return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:#.3g}".rstrip(".")

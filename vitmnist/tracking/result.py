@@ -99,8 +99,7 @@ class Result:
         self.ended_at = time.time()
         record = asdict(self)
         del record["folder"]  # The folder can be moved.
-        content = json.dumps(record, indent=2, allow_nan=False)
-        write_atomic(self.folder / "result.json", content.encode())
+        write_atomic(self.folder / "result.json", json.dumps(record, indent=2, allow_nan=False).encode())
 
     def write_epochs(self) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""

@@ -40,7 +40,7 @@ class Run:
         return flatten_keys(self.result.config or {})
 
     @property
-    def seeds(self) -> str:
+    def seed_overrides(self) -> str:
         """The seed, the seed of a hold-out and the fold, as overrides; runs with equal values have the same quality."""
         values = {key: self.config.get(key) for key in ("seed", "data.holdout_seed", "data.fold")}
         if not (self.config.get("data.holdout") or self.config.get("data.folds")):
@@ -92,9 +92,7 @@ class Run:
         if name.startswith("test_"):
             return (self.result.test or {}).get(name)
         metric = build_epoch_table()[name]
-        if metric.kind == "quality":
-            return self._selected_epoch.get(name)
-        return summarize(self.result.epochs, metric)
+        return self._selected_epoch.get(name) if metric.kind == "quality" else summarize(self.result.epochs, metric)
 
     @property
     def _selected_epoch(self) -> EpochRecord:

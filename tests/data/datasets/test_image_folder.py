@@ -14,41 +14,15 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.support.image_folders import CLASSES, check_loaders, load, write_image
 from tests.support.pictures import smooth
-from vitmnist import load_dataset, make_loader
+from vitmnist import make_loader
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets import decoding
-from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.image_listing import find_images
 from vitmnist.data.sources import hash_tensor
 from vitmnist.errors import ConfigError, DataError
-
-CLASSES = ("cat", "dog", "eel")
-
-
-def draw(path: Path, seed: int, mode: str = "RGB", size: tuple[int, int] = (20, 14)) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).convert(mode).save(path)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Ten images of each of three classes."""
-    for label, name in enumerate(CLASSES):
-        for number in range(10):
-            draw(tmp_path / "images" / name / f"{number}.png", 100 * label + number)
-    return tmp_path / "images"
-
-
-def load(folder: Path, **options: object) -> Dataset:
-    return load_dataset("image_folder", root=str(folder.parent / "root"), path=str(folder), **options)
-
-
-def overrides(folder: Path) -> list[str]:
-    """The overrides for training on a folder."""
-    return ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={folder.parent / 'root'}"]
 
 
 @pytest.mark.parametrize(("mode", "channels", "hint"), [("grey", 1, "=grey; rgb keeps colours"), ("rgb", 3, "=rgb")])
@@ -85,12 +59,12 @@ def test_images_are_in_colour_if_any_of_a_hundred_of_the_splits_is(
 ) -> None:
     """Grey images in RGB files have no colours, whichever their format. An unreadable image does not count."""
     for path in folder.glob("*/*.png"):
-        draw(path.with_suffix(".jpg"), int(path.stem), mode="L")
+        write_image(path.with_suffix(".jpg"), int(path.stem), mode="L")
         with Image.open(path.with_suffix(".jpg")) as image:
             image.convert("RGB").save(path)
     (folder / "eel" / "broken.png").write_bytes(b"no image")
     assert load(folder, skip_unreadable=True).train.images.shape[1] == 1
-    draw(folder / "eel" / "colours.webp", 7)
+    write_image(folder / "eel" / "colours.webp", 7)
     assert load(folder, skip_unreadable=True).train.images.shape[1] == 3
     (folder / "labels.csv").write_text("file,label,by\ncat/0.png,cat,me\ndog/0.png,dog,me\n")
     assert load(folder, labels=str(folder / "labels.csv"), test_share=0).train.images.shape[1] == 1
@@ -106,7 +80,7 @@ def test_images_are_drawn_in_an_order_that_mixes_classes_and_stays(folder: Path)
     assert torch.equal(few.labels, labels[:8])
     assert few.mean[0] == pytest.approx(float(few.images[:, 0].double().mean()) / 255)
     before = set(load(folder).test.files.names)
-    draw(folder / "eel" / "new.png", 7)
+    write_image(folder / "eel" / "new.png", 7)
     assert len(before & set(load(folder).test.files.names)) >= len(before) - 1
 
 
@@ -123,15 +97,6 @@ def test_every_loader_delivers_the_images(folder: Path) -> None:
         check_loaders(images)
 
 
-def check_loaders(train: Split) -> None:
-    preprocess = Preprocess(train)
-    for name, options in {"ram": {}, "gpu_slice": {}, "cache": {}, "prefetch": {}, "disk": {"num_workers": 0}}.items():
-        with make_loader(name, train, batch_size=24, device="cpu", seed=0, shuffle="none", **options) as loader:
-            ((images, labels),) = loader.epoch(0)
-        assert torch.equal(preprocess(images), preprocess(train.images)), name
-        assert torch.equal(labels, train.labels), name
-
-
 @pytest.mark.needs("POSIX files")
 def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_way(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -141,7 +106,7 @@ def test_images_are_decoded_again_only_when_they_change_or_are_read_in_another_w
         load(folder)
         assert caplog.text.count("decoding once") == 1
         changed = folder / before.train.files.names[0]
-        draw(changed, 999)
+        write_image(changed, 999)
         after = load(folder)
         assert caplog.text.count("decoding once") == 2
         for number, options in enumerate(({"resize": "pad"}, {"resize": "crop"}, {"size": 9}, {"mode": "grey"}), 3):
@@ -188,7 +153,7 @@ def test_an_image_replaced_by_one_of_the_same_name_size_and_time_is_decoded_agai
         monkeypatch.setattr(Path, "stat", stat_of_one_ctime)
     pair = folder / "cat" / "a.bmp", folder / "dog" / "a.bmp"
     for seed, path in enumerate(pair):
-        draw(path, seed)
+        write_image(path, seed)
         os.utime(path, ns=(0, 0))
     before, _ = load(folder, mode="rgb"), change(*pair)
     after = load(folder, mode="rgb")
@@ -310,8 +275,8 @@ def test_a_read_error_that_can_pass_does_not_leave_an_image_out(
 def test_classes_without_images_are_left_out(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = load(folder).train
     (folder / "ant").mkdir()
-    draw(folder / "stray.png", 0)
-    draw(folder / "bee" / "holiday" / "0.png", 0)
+    write_image(folder / "stray.png", 0)
+    write_image(folder / "bee" / "holiday" / "0.png", 0)
     (folder / "bee" / "holiday" / "0.png").write_bytes(b"")
     pets = load(folder, skip_unreadable=True)
     assert "images outside of the folders of classes are left out: stray.png" in caplog.text
@@ -335,7 +300,7 @@ def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(fold
     for name in ("cat/loop", "cat/again", "all"):
         (folder / name).symlink_to(folder if name == "all" else folder / "cat")
     for hidden in (".ipynb_checkpoints", "holiday/.thumbnails"):
-        draw(folder / "cat" / hidden / "0.png", 0)
+        write_image(folder / "cat" / hidden / "0.png", 0)
     (folder / "cat" / "._0.png").write_bytes(b"left by macOS with each file that it copies to a USB stick")
     os.mkfifo(folder / "cat" / "pipe.png")  # opening a FIFO waits for a writer
     (folder / "cat" / "link.png").symlink_to("pipe.png")
@@ -343,14 +308,13 @@ def test_only_visible_regular_files_are_images_and_each_folder_is_read_once(fold
     found = load(folder)
     assert (found.train.files.names, found.skipped) == (names, 0)
     assert len(find_images([str(folder / "cat")])) == 10
-    draw(folder.parent / "linked" / "10.png", 10)
+    write_image(folder.parent / "linked" / "10.png", 10)
     (folder / "cat" / "linked").symlink_to("../../linked")
     assert len(find_images([str(folder / "cat")])) == 11
 
 
 @pytest.mark.parametrize(
-    ("dtype", "highest", "options"),
-    [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})],
+    ("dtype", "highest", "options"), [("uint16", 4095, {}), ("float32", 4095, {"range_32_bit": (-3.4e38, 4095)})]
 )
 def test_images_with_little_contrast_cause_a_warning_that_names_the_scaling_keys(
     folder: Path, dtype: str, highest: int, options: dict[str, object], caplog: pytest.LogCaptureFixture

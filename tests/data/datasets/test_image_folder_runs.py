@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import CallHere, Printed, Train, result_of
-from tests.data.datasets.test_image_folder import folder, load, overrides
+from tests.support.image_folders import load, overrides
 from vitmnist.cli import evaluate
 from vitmnist.cli.export import describe_model
 from vitmnist.config.compose import compose
@@ -21,8 +21,6 @@ from vitmnist.data.images import ImageReader, Pixels
 from vitmnist.inference.trained_model import load_model
 from vitmnist.runtime import memory
 from vitmnist.tracking.resume import describe_completed
-
-__all__ = ["folder"]  # a fixture
 
 
 @pytest.mark.parametrize("loader", ["gpu_slice", "ram"])

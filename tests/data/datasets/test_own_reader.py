@@ -18,6 +18,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, SizeOptions, get_imag
 from vitmnist.data.images import ColorMode, ImageReader, ReadImage, to_tensor
 from vitmnist.errors import DataError
 from vitmnist.inference.trained_model import load_model
+from vitmnist.registry import Member
 
 
 @dataclass
@@ -51,7 +52,7 @@ def scans(options: ScansOptions, root: Path) -> Dataset:
 def test_predict_and_the_card_read_files_as_the_dataset_does(
     tmp_path: Path, succeed: Printed, call_here: CallHere, output_of: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with DATASETS.temporarily(scans=(ScansOptions, scans)):
+    with DATASETS.temporarily(scans=Member(ScansOptions, scans)):
         (tmp_path / "scans").mkdir()
         for number in range(6):
             pixels = np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)

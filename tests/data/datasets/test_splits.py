@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from tests.conftest import CallHere, Printed, Train, result_of
-from tests.data.datasets.test_image_folder import CLASSES, check_loaders, draw, folder, load, overrides
+from tests.support.image_folders import CLASSES, check_loaders, load, overrides, write_image
 from vitmnist.cli.evaluate import main as evaluate_main
 from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
-
-__all__ = ["folder"]  # a fixture
 
 COMPOSED, DECOMPOSED = "\xc4rger", "A\u0308rger"
 SIZES = {"train": 4, "val": 3, "test": 2}  # images of each class
@@ -28,7 +26,7 @@ def divided(tmp_path: Path) -> Path:
     for number, (split, size) in enumerate(SIZES.items()):
         for label, name in enumerate(CLASSES):
             for index in range(size):
-                draw(tmp_path / "images" / split / name / f"{index}.png", 100 * number + 10 * label + index)
+                write_image(tmp_path / "images" / split / name / f"{index}.png", 100 * number + 10 * label + index)
     return tmp_path / "images"
 
 
@@ -111,14 +109,14 @@ def test_folders_of_splits_may_have_longer_names_but_none_twice(divided: Path) -
 def test_a_class_may_have_the_name_of_a_split_or_folders(folder: Path) -> None:
     (folder / "eel").rename(folder / "test")
     for name in ("cat/2024/0.png", "cat/2025/0.png", "dog/2024/0.png"):
-        draw(folder / name, 0)
+        write_image(folder / name, 0)
     assert load(folder).train.classes == ("cat", "dog", "test")
 
 
 def test_a_split_may_lack_a_class_but_has_no_other_and_is_not_empty(divided: Path) -> None:
     shutil.rmtree(divided / "val" / "eel")
     assert load(divided).validation.labels.bincount().tolist() == [3, 3]
-    draw(divided / "test" / "fly" / "0.png", 0)
+    write_image(divided / "test" / "fly" / "0.png", 0)
     with pytest.raises(DataError, match="the test split has classes without training images: fly"):
         load(divided)
     shutil.rmtree(divided / "val")
@@ -231,8 +229,8 @@ def test_another_folder_is_evaluated_as_the_user_says(
     parts = ["data.dataset.train_size=20", "data.dataset.test_size=4", "data.holdout=5"]
     assert train_here(*data, *parts, "epochs=1", "hydra.run.dir=run").returncode == 0
     for name in CLASSES:
-        draw(tmp_path / "other" / name / "only.png", 5)
-        draw(tmp_path / "other" / name / "second.png", 6)
+        write_image(tmp_path / "other" / name / "only.png", 5)
+        write_image(tmp_path / "other" / name / "second.png", 6)
     (tmp_path / "table.csv").write_text("\n".join(table(folder, "file,label")))
     division = "data.holdout={} data.dataset.train_size={} data.dataset.test_size={} data.dataset.test_share={}"
     undivided, as_trained = division.format("null", "null", "null", 0), division.format(5, 20, 4, 0.2)
@@ -274,7 +272,7 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
     folder.rename(tmp_path / "moved")
     assert evaluated("moved", "data.dataset.test_share=0.2", *parts) == expected
     for number in range(10):
-        draw(tmp_path / "moved" / "cat" / f"{number}.png", 1000 + number)
+        write_image(tmp_path / "moved" / "cat" / f"{number}.png", 1000 + number)
     is_changed = True
     assert evaluated("moved", "data.dataset.test_share=0.2", *parts) == expected
     (tmp_path / "moved").rename(folder)

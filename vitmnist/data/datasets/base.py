@@ -241,8 +241,7 @@ def get_image_reader(values: Mapping[str, Any], shape: Sequence[int]) -> ReadIma
     complete = {key: "" if value == MISSING else value for key, value in DATASETS.with_defaults(values).items()}
     _, options = DATASETS.resolve(complete)
     channels, height, width = shape
-    mode = ColorMode.grey if channels == 1 else ColorMode.rgb
-    return options.reader or ImageReader((height, width), mode)
+    return options.reader or ImageReader((height, width), ColorMode.grey if channels == 1 else ColorMode.rgb)
 
 
 def load_dataset(name: str, *, root: str = "~/.cache/vitmnist", **options: object) -> Dataset:

@@ -29,8 +29,7 @@ HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 @DATASETS.register("mnist", SizeOptions)
 def mnist(sizes: SizeOptions, root: Path) -> Dataset:
     """MNIST (LeCun, Cortes, Burges), from the four official files in this package."""
-    files = [BUNDLED_MNIST / f"{name}.gz" for name in FILES]
-    return _read_idx_files("mnist", files, tuple("0123456789"), sizes)
+    return _read_idx_files("mnist", [BUNDLED_MNIST / f"{name}.gz" for name in FILES], tuple("0123456789"), sizes)
 
 
 def _load_idx_dataset(name: str, source: str, classes: tuple[str, ...], sizes: SizeOptions, root: Path) -> Dataset:
