@@ -166,10 +166,17 @@ class Trainer:
         dataset = build.read_dataset(config, world)
         checks.check_eval_split(dataset, config)
         checks.check_same_on_machines(dataset, config, world)
-        data, labels = config.data, dataset.train.labels
-        return dataset, EpochSampler(
-            len(labels), config.batch_size, config.seed, data.shuffle, data.drop_last, world.rank, world.size, labels
+        sampler = EpochSampler(
+            len(dataset.train),
+            config.batch_size,
+            seed=config.seed,
+            shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last,
+            rank=world.rank,
+            world_size=world.size,
+            labels=dataset.train.labels,
         )
+        return dataset, sampler
 
     def build_step(self, train: Split, sampler: EpochSampler, weights: Mapping[str, Tensor] | None) -> TrainStep:
         """Build model, loss, optimizer, schedule and training step."""
