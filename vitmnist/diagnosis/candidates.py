@@ -36,6 +36,10 @@ BASELINE = "as it is"
 """The name of the first row, which is the loader in use."""
 MAX_DECODING_S = 3.0
 """The time (s) in which a single process reads samples to time `from_dataloader`."""
+TIMED_BATCHES = 50
+"""The number of batches to time for each candidate."""
+MIN_SAVED_SHARE = 0.2
+"""A recommended change saves at least this share of a script's time."""
 MAX_TIMING_S = 6.0
 """The approximate time limit (s) for timing all candidates."""
 WORKER_TIMEOUT_S = 30.0
@@ -107,7 +111,7 @@ def time_stages(loader: DataLoader[object]) -> dict[str, float]:
     timed_transforms = [partial(_apply_timed, vars(owner)[name], transforms_s) for owner, name in attributes]
     with suppress(Exception):  # The rows of the table show the error.
         dataset[0]  # Warm up: the first read may open files.
-        count = min(8, len(dataset))
+        count = min(8, len(dataset))  # Enough for the shares of the stages
         with replace_transforms(attributes, timed_transforms):
             start = time.perf_counter()
             samples = [dataset[index] for index in range(count)]
@@ -178,7 +182,7 @@ def time_alternatives(observed_loader: ObservedLoader) -> tuple[list[LoaderTimin
         warnings.simplefilter("ignore")  # For example, torch warns if there are more workers than cores.
         baseline = benchmark.add(BASELINE, lambda: LoaderCandidate(_set_timeout(rebuild(loader)), step=step))
         seconds_by_stage = add_alternatives(benchmark, loader, baseline)
-        benchmark.run(50, MAX_TIMING_S)
+        benchmark.run(TIMED_BATCHES, MAX_TIMING_S)
     return make_timings(benchmark.measurements, observed_loader.epoch_length), seconds_by_stage
 
 
@@ -192,4 +196,4 @@ def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | No
     means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
     changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))
-    return change if best_s <= 0.8 * means_s[0] < inf else None
+    return change if best_s <= (1 - MIN_SAVED_SHARE) * means_s[0] < inf else None
