@@ -95,8 +95,8 @@ def test_images_of_every_ending_are_read_and_of_several_frames_the_first(tmp_pat
 
 
 STORED = {
-    **dict.fromkeys(("photo.jpg", "grey.jpg", "cmyk.jpg"), {"quality": 90}),
-    **dict.fromkeys(("photo.png", "photo.webp", "photo.avif", "raw.tif", "grey.tif"), {}),
+    **{name: {"quality": 90} for name in ("photo.jpg", "grey.jpg", "cmyk.jpg")},
+    **{name: {} for name in ("photo.png", "photo.webp", "photo.avif", "raw.tif", "grey.tif")},
     "lzw.tif": {"compression": "tiff_lzw"},
     "jpeg.tif": {"compression": "jpeg"},
 }
