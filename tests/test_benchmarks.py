@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from docs.scripts.loader_chart import LAYOUTS, draw, read_times
 from tests.conftest import Printed
 from tests.support.benchmarks import BENCHMARKS
 from tests.support.pages import commands
@@ -49,6 +50,25 @@ def test_the_model_of_the_benchmarks_is_equal_to_ours(monkeypatch: pytest.Monkey
     torch.testing.assert_close(ours(images), theirs(images))
 
 
+def test_the_chart_has_the_recorded_times_and_ratios_that_follow_from_them() -> None:
+    times = read_times(REPOSITORY / "benchmarks" / "results" / "sweep-cpu" / "report.csv")
+    assert [*times] == ["100", "500"]
+    assert [*times["100"]] == [*times["500"]], "rows can be compared across batch sizes"
+    wide, narrow = (
+        [text.get_text() for axes in draw(times, "light", layout).axes for text in axes.texts]
+        for layout in LAYOUTS.values()
+    )
+    assert set(wide) == set(narrow)
+    figures = [text.removesuffix("×").split(" s · ") for text in wide if text.endswith("×")]
+    seconds, ratios = ([float(pair[column]) for pair in figures] for column in (0, 1))
+    assert seconds == [round(time.seconds, 2) for loaders in times.values() for time in loaders.values()]
+    (caption,) = (line for line in (REPOSITORY / "README.md").read_text().splitlines() if "<picture>" in line)
+    for first in (0, 4):
+        panel = seconds[first : first + 4]
+        assert ratios[first : first + 4] == pytest.approx([time / min(panel) for time in panel], abs=0.005)
+        assert str(max(ratios[first : first + 4])) in caption
+
+
 def test_the_commands_of_the_gpu_page_have_valid_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,3 +84,29 @@ def test_the_commands_of_the_gpu_page_have_valid_options(
                 runpy.run_path(str(REPOSITORY / program), run_name="__main__")
             assert "the folder missing does not exist" in capsys.readouterr().err  # the first check after the options
     assert (REPOSITORY / "tests" / "gpu").is_dir()
+
+
+# A background job of a shell, and its children, ignore SIGINT.
+INTERRUPTED = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try: print("begun", flush=True) or time.sleep(60)
+finally: print("one failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "limit_s", "outcome", "printed"),
+    [
+        ("print('half a page'); exit('no memory')", 60, "failed, exit code 1", "half a page\n    no memory"),
+        (INTERRUPTED, 2, "stopped after 2 s", "    begun\n    one failed"),
+        (r"print('# A page\n\n## Part')", 60, "completed", "### A page\n\n#### Part\n"),
+    ],
+)
+def test_how_a_command_ended_is_reported(
+    code: str, limit_s: int, outcome: str, printed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    reported, page = importlib.import_module("gpu").run(f"python -c {shlex.quote(code)}", limit_s)
+    assert reported == outcome
+    assert printed in page

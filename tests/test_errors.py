@@ -14,16 +14,7 @@ BUS = "It is possible that dataloader's workers are out of shared memory. Please
 OUT_OF_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk"
 OUT_OF_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram"
 GPU_FAILED = "the GPU failed: CUDA error: unspecified launch failure; start again"
-UNORDERED = "put_ does not have a deterministic implementation"
 USER_ERROR = (1, "failed", True)  # exit code, status, whether it is shown without a traceback
-
-
-def put_with_deterministic_algorithms() -> None:
-    torch.use_deterministic_algorithms(True)
-    try:
-        torch.zeros(1).put_(torch.tensor([0]), torch.ones(1))
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def raised_by(action: Callable[[], object]) -> Exception:
@@ -51,7 +42,6 @@ def raised_by(action: Callable[[], object]) -> Exception:
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "x.pt"), "x.pt: No space left on device", USER_ERROR),
         (RuntimeError("Caught RuntimeError\nunable to write to file </torch_1>: No space left"), SHM, USER_ERROR),
         (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. " + BUS), SHM, USER_ERROR),
-        (raised_by(put_with_deterministic_algorithms), f"{UNORDERED}, so a resumed run could differ", USER_ERROR),
         (ZeroDivisionError(), "ZeroDivisionError", (1, "failed", False)),
         (RuntimeError("shape mismatch"), "shape mismatch", (1, "failed", False)),
     ],

@@ -2,9 +2,8 @@
 
 import json
 import multiprocessing
-import random
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.inference import trained_model
 from vitmnist.inference.trained_model import Prediction, TrainedModel
+from vitmnist.runtime.random_state import RandomState
 
 BYTES = "images are bytes 0 to 255; the model normalises them"
 
@@ -180,20 +180,14 @@ def test_a_model_can_be_called_in_threads_and_changes_no_state(
     hook = digits.module.register_forward_hook(
         lambda module, inputs, logits: modes.add((module.training, logits.requires_grad))
     )
-    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
-    results: list[list[Prediction]] = []
-    threads = [threading.Thread(target=lambda: results.append(digits(tiny.test.images))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    before = RandomState()
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(digits, [tiny.test.images] * 4))
     hook.remove()
     assert results == [expected] * 4
     assert modes == {(False, False)}
     vitmnist.load_model(folder / "digits").evaluate()
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert (np.random.get_state()[1] == states[1]).all()
-    assert random.getstate() == states[2]
+    assert not before.list_changed()
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
     assert all(parameter.grad is None for parameter in digits.module.parameters())

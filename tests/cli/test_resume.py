@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -125,3 +126,13 @@ def test_a_signal_to_the_whole_group_spares_the_workers(long: list[str], start: 
     assert code == ExitCode.UNFINISHED, output
     assert "Traceback" not in output
     assert result_of(tmp_path / "cut")["status"] == "interrupted"
+
+
+def test_a_stop_while_a_run_is_resumed_leaves_its_records(whole: Path, start: Start, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "cut")
+    before = result_of(tmp_path / "cut")
+    timed = ["data/loader=auto", "data.loader.seconds=1000", "data.loader.batches=1000"]
+    started = start("resume=cut", "epochs=8", *timed).until("timing")
+    assert started.ended(signal.SIGINT)[0] == 130
+    assert "interrupted; results: cut, resume with\n    python train.py resume=cut" in started.output
+    assert result_of(tmp_path / "cut") == before

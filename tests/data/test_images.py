@@ -95,14 +95,8 @@ def test_images_of_every_ending_are_read_and_of_several_frames_the_first(tmp_pat
 
 
 STORED = {
-    "photo.jpg": {"quality": 90},
-    "grey.jpg": {"quality": 90},
-    "cmyk.jpg": {"quality": 90},
-    "photo.png": {},
-    "photo.webp": {},
-    "photo.avif": {},
-    "raw.tif": {},
-    "grey.tif": {},
+    **{name: {"quality": 90} for name in ("photo.jpg", "grey.jpg", "cmyk.jpg")},
+    **{name: {} for name in ("photo.png", "photo.webp", "photo.avif", "raw.tif", "grey.tif")},
     "lzw.tif": {"compression": "tiff_lzw"},
     "jpeg.tif": {"compression": "jpeg"},
 }

@@ -44,10 +44,6 @@ class Halved(DataLoader[Any]):
         return (images / 2 for images, _ in super().__iter__())
 
 
-def no_step(batch: Any) -> None:
-    """A step that does nothing."""
-
-
 class Counting(nn.Module):
     """Keeps state in a buffer that a `state_dict` lacks."""
 
@@ -60,7 +56,7 @@ class Counting(nn.Module):
         return x
 
 
-def brief(loader: Any, step: Callable[..., object] = no_step, **options: Any) -> Any:
+def brief(loader: Any, step: Callable[..., object] = lambda batch: None, **options: Any) -> Any:
     return diagnose(loader, step, **{"batches": 5, "seconds": ENOUGH_S, **options})
 
 

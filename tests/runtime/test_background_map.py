@@ -45,11 +45,7 @@ def test_items_are_taken_by_the_consumer_and_no_further_ahead_than_the_bound() -
         assert taken == [threading.main_thread()] * (index + 4)
 
 
-def close(results: list[BackgroundMap[int, int]]) -> None:
-    results[0].close()
-
-
-@pytest.mark.parametrize("end", [close, list.clear])
+@pytest.mark.parametrize("end", [lambda results: results[0].close(), list.clear], ids=["close", "clear"])
 def test_threads_end_with_the_map(end: Callable[[list[BackgroundMap[int, int]]], None]) -> None:
     before = set(threading.enumerate())
     results = [BackgroundMap(abs, count(), threads=2, max_ahead=3)]
