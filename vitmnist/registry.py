@@ -39,8 +39,8 @@ class Member(Generic[Declaration, Function]):
 class Registry(Generic[Declaration, Function]):
     """Classes or functions by name, each with a declaration. Messages name the registry `group`.
 
-    The modules of `package` register members. Modules of installed packages can register more. Other declarations than
-    instances of `kinds` are refused.
+    The modules of `package` register members. Modules of installed packages can register more. Declarations must be
+    instances of `kinds`.
     """
 
     def __init__(self, group: str, package: str, kinds: tuple[type, ...] = (object,)) -> None:
@@ -137,7 +137,7 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         return member.function, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:
-        """Build the member `config["name"]` from its completed options and the arguments; raises as `resolve`."""
+        """Build the member `config["name"]` from its options, by default its own, and the arguments; see `resolve`."""
         builder, options = self.resolve(config, complete=True)
         return builder(options, *args, **kwargs)
 

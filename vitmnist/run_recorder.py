@@ -108,10 +108,6 @@ class RunRecorder:
         """Continue the record of a resumed run after the epochs of its checkpoint."""
         self.result.epochs, self.result.resumed = epochs, True
 
-    def monitored_values(self) -> list[float | None]:
-        """Return the monitored metric after each epoch, negated if lower is better."""
-        return self.monitor.history(self.result.epochs)
-
     def record_selection(self, selection: LoaderSelection) -> None:
         """Record and log which loader `auto` selected."""
         self.result.auto = asdict(selection)

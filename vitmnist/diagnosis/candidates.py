@@ -187,7 +187,7 @@ def time_alternatives(observed_loader: ObservedLoader) -> tuple[list[LoaderTimin
 
 
 def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | None:
-    """Return the change that saves most over `epochs`, including the set-up; None if that is less than a fifth.
+    """Return the change that saves most over `epochs`, including the set-up; None if it saves too little.
 
     Args:
         timings: the loader in use, followed by its alternatives.

@@ -72,6 +72,7 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
+        """The device of the network."""
         return self.preprocess.mean.device
 
     @cached_property

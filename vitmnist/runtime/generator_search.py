@@ -18,6 +18,8 @@ LEAF_TYPES = (int, float, str, bytes, NoneType, torch.Tensor, np.ndarray, Module
 """Objects of these types are not searched for generators. A logger refers to all loggers."""
 MAX_ELEMENTS = 1000
 """Containers with more elements are not searched: they hold data, such as a million file names."""
+MAX_SEARCHED = 20_000
+"""Maximum number of objects to search for generators."""
 LIBRARIES = {*sys.stdlib_module_names, "numpy", "PIL", "torch", "torchvision"}
 """In classes of these packages, only the `SAMPLE_METHODS` are searched for generators; in functions, no variables."""
 SAMPLE_METHODS = ("__getitem__", "__getitems__", "__call__", "forward")
@@ -72,7 +74,7 @@ def find_reachable(roots: Iterable[Any]) -> Iterable[Any]:
     """Return all objects that take part in a sample: attributes, elements, methods, and variables of functions."""
     reached: dict[int, Any] = {}
     waiting = deque(roots)
-    while waiting and len(reached) < 20_000:
+    while waiting and len(reached) < MAX_SEARCHED:
         instance = waiting.popleft()
         if not isinstance(instance, LEAF_TYPES) and id(instance) not in reached:
             reached[id(instance)] = instance

@@ -46,7 +46,7 @@ def store_rows(
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """Whether images `[…, H, W]` are processed one by one, with channels last; small ones would only lose time."""
+    """Whether images `[…, H, W]` are processed one by one, with their channels last; threads slow smaller ones down."""
     return shape[-2] * shape[-1] >= 96 * 96
 
 
