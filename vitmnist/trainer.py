@@ -191,10 +191,8 @@ class Trainer:
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
-        # Look the epochs up at each call: resuming replaces the list.
-        schedule = build_schedule(
-            config.schedule, config.epochs, len(sampler), lambda: self.monitor.history(self.recorder.result.epochs)
-        )
+        get_history = partial(self.monitor.history, self.recorder.result.epochs)
+        schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)

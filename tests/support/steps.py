@@ -49,7 +49,7 @@ def make_step(
     """Build a step with a one-cycle schedule."""
     config = StepOptions(**{"fused": True, "micro_batch": 4, **options})
     model = (model or make_vit()).to(device)
-    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST[optimizer]}, model, config.fused)
+    built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST.get(optimizer, {})}, model, config.fused)
     values = {"name": "cross_entropy", "label_smoothing": smoothing}
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
     execution = Execution(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)

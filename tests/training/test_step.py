@@ -18,6 +18,7 @@ from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
+from vitmnist.optim.optimizers import OPTIMIZERS
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
@@ -313,7 +314,8 @@ def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Datase
     steps.check_same_weights(second.model, whole.model, tolerance=0)
 
 
-def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.members())
+def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset, optimizer: str) -> None:
     """The model has a parameter without a gradient, for which the optimizer has no state."""
 
     def model() -> nn.Module:
@@ -321,8 +323,8 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
         vit.unused = nn.Parameter(torch.ones(3))
         return vit
 
-    whole, first, second = (make_step(tiny, decay=0.9, model=model()) for _ in range(3))
-    long, longer = (make_step(tiny, steps=18, model=model()) for _ in range(2))
+    whole, first, second = (make_step(tiny, optimizer, decay=0.9, model=model()) for _ in range(3))
+    long, longer = (make_step(tiny, optimizer, steps=18, model=model()) for _ in range(2))
     batches = make_loader(tiny, "ram")
     train(whole, batches, 2)
     train(long, batches, 1)
