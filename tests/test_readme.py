@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from torchvision import datasets as torchvision_datasets
 
-from tests.conftest import CallHere, Train
+from tests.conftest import CallHere, Printed
 from tests.support.benchmarks import BENCHMARKS
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
@@ -32,13 +32,12 @@ def is_slow(arguments: list[str]) -> bool:
     ids=" ".join,
 )
 def test_documented_train_commands_run(
-    arguments: list[str], train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     if "data/dataset=cifar10" in arguments:
         write_cifar(tmp_path / "data", torchvision_datasets.CIFAR10, 100, monkeypatch)
-    ended = train_here(*small(arguments, tmp_path))
-    assert ended.returncode == 0, ended.stderr
+    succeed(*small(arguments, tmp_path))
 
 
 @pytest.fixture(scope="module")

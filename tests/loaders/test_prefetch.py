@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.support.processes import becomes_true
-from tests.support.samples import Made
+from tests.support.samples import Made, Pairs
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
@@ -172,3 +172,11 @@ def test_nested_samples_pass_through() -> None:
     assert [array.tolist() for array in batch["boxes"]] == [[[0, 0], [1, 1]], [[0], [-1]]]
     assert (batch["point"].x.tolist(), batch["point"].name) == ([0, 1], ("point 0", "point 1"))
     assert (batch["pair"][0].tolist(), short["pair"][0].tolist()) == ([0, 1], [2])
+
+
+def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
+    options = {"batch_size": 4, "device": "cpu", "seed": 0}
+    pair = torch.arange(10), torch.arange(10)
+    with make_loader("prefetch", Pairs(), **options) as samples, make_loader("prefetch", pair, **options) as tensors:
+        assert type(samples.base).__name__ == "WorkerLoader"
+        assert type(tensors.base).__name__ == "RamLoader"
