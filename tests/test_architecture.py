@@ -17,12 +17,15 @@ TESTED_IN = {
     "vitmnist/cli/process.py": "tests/cli/test_command.py",
     "vitmnist/cli/report.py": "tests/report/test_write.py",
     "vitmnist/cli/start.py": "tests/cli/test_train_function.py",
+    "vitmnist/config/compose.py": "tests/config/test_schema.py",
+    "vitmnist/data/sources.py": "tests/loaders/test_make_loader.py",
     "vitmnist/diagnosis/observed_loader.py": "tests/diagnosis/test_stopwatch.py",
     "vitmnist/diagnosis/script_report.py": "tests/diagnosis/test_observer.py",
     "vitmnist/inference/inputs.py": "tests/inference/test_trained_model.py",
     "vitmnist/loaders/decoded.py": "tests/loaders/test_base.py",
     "vitmnist/metrics/epoch_table.py": "tests/metrics/test_epoch_record.py",
     "vitmnist/models/cnn.py": "tests/training/test_fine_tuning.py",
+    "vitmnist/registry.py": "tests/config/test_schema.py",
     "vitmnist/replacement/decoded_dataset.py": "tests/replacement/test_from_dataloader.py",
     "vitmnist/replacement/original_dataloader.py": "tests/replacement/test_from_dataloader.py",
     "vitmnist/replacement/row_dataset.py": "tests/replacement/test_from_dataloader.py",
@@ -91,7 +94,7 @@ def test_the_documented_examples_are_trained_and_pass_our_own_tests(tmp_path: Pa
     members += ["data/augment=compose", "data.augment.operations=[{name: invert, p: 0.2}]"]
     members += ["data/sampler=shuffled_once"]
     parts = ["config", "models/test_vit.py", "optim", "loaders/test_base.py", "loaders/test_auto.py"]
-    parts += ["loaders/test_make_loader.py", "training/test_build.py", "training/test_loop.py", "test_registry.py"]
+    parts += ["loaders/test_make_loader.py", "training/test_build.py", "training/test_loop.py"]
     # The other models and loaders are tested where they are, and so is what depends on no member.
     elsewhere = "takes_every_model or meets_the_contract or compiled or deterministic or traceback"
     chosen = f"mlp or indexed or not ({elsewhere} or forkserver or killed or plateau)"

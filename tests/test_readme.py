@@ -10,7 +10,6 @@ from tests.support.benchmarks import BENCHMARKS
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
 from tests.support.processes import TrainProcess, run_python
-from vitmnist.__main__ import main
 
 # Sweeps of many jobs; tests/cli/test_sweep.py has one.
 LONG = ("experiment=loaders", "experiment=smoke", "repeats=")
@@ -60,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_documented_commands_on_a_trained_run_work(arguments: list[str], trained: Path, call_here: CallHere) -> None:
     (run,) = trained.glob("outputs/runs/*/*")
     typed = [str(run) if argument == "RUN" else argument for argument in arguments]
-    ended = call_here(main, *typed, folder=trained)
+    ended = call_here(*typed, folder=trained)
     assert (ended.returncode, bool(ended.stdout)) == (0, True), ended.stderr
 
 

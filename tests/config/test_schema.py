@@ -1,14 +1,17 @@
-"""The schema and the files of `conf/`: every key typed, explained and recorded, one file for each member."""
+"""The schema and the files of `conf/`: every key typed, explained and recorded. Folders are named after overrides."""
 
 import re
+import sys
 from dataclasses import asdict, fields
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import yaml
 
+from vitmnist.augment.base import OPERATIONS
 from vitmnist.config import CONF, is_under
-from vitmnist.config.compose import compose
+from vitmnist.config.compose import compose, make_job_name, make_run_label
 from vitmnist.config.schema import (
     IGNORED_KEYS,
     Config,
@@ -21,6 +24,7 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import DATASETS
 from vitmnist.loaders.base import LOADERS
 from vitmnist.models import MODELS
+from vitmnist.registry import import_members
 
 
 def test_the_text_of_a_record_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,3 +97,44 @@ def test_every_experiment_takes_every_model(model: str) -> None:
         is_changed = MODELS.resolve(validate(Config, composed).model)[1] != unchanged
         has_file = (CONF / "experiment" / "model" / f"{experiment}_{model}.yaml").exists()
         assert is_changed == has_file, experiment
+
+
+@pytest.mark.parametrize(
+    ("overrides", "label"),
+    [
+        ([], "defaults"),
+        (["data/loader=gpu_slice", "batch_size=5000"], "gpu_slice-batch_size_5000"),
+        (["model=cnn", "optimizer.lr=0.01", "+x=1"], "cnn-lr_0.01-x_1"),
+        (["data/loader=prefetch", "data/loader@data.loader.base=disk"], "prefetch-base_disk"),
+        (["data.root=/some/where", "model.x=a b/c", "~model"], "x_a_b_c-no_model"),
+        (["init=" + "y" * 90], "init_" + "y" * 35),
+        (["name=base", "tags=[pets]", "notes=well", "data.root=x"], "defaults"),
+        (['init=<>:"|?*', "optimizer.lr=0."], "init_-lr_0"),
+    ],
+)
+def test_folders_are_named_after_the_overrides(overrides: list[str], label: str) -> None:
+    assert make_run_label(overrides) == label
+
+
+def test_a_job_is_named_after_its_own_overrides_and_needs_no_quotes() -> None:
+    typed = ["data.dataset.path=/ä/modern & old/{}", "optimizer.lr=1e+3", "model=cnn", "epochs=1"]
+    assert make_job_name(7, typed, ["model", "epochs"]) == "7-path_modern_old_-lr_1e_3"
+    assert make_job_name(7, typed[2:], ["model", "epochs"]) == "7"
+    assert len(make_job_name(1000, 20 * typed, [])) <= 45
+
+
+def test_a_module_is_found_by_being_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "added.py").touch()
+    for registry in (OPERATIONS, *REGISTRIES):
+        package = import_module(registry.package)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        import_members.cache_clear()
+        registry.members()
+        assert sys.modules.pop(f"{registry.package}.added").__file__ == str(tmp_path / "added.py")
+
+
+def test_a_registered_name_is_not_taken_again() -> None:
+    """This also holds for a `partial`, which has no name."""
+    DATASETS.members()
+    with pytest.raises(ValueError, match="data/dataset: 'fashion_mnist' is registered already"):
+        DATASETS.register("fashion_mnist")(print)

@@ -1,6 +1,7 @@
-"""`make_loader` builds any registered loader, gives each rank its part of every batch, and names a wrong argument."""
+"""`make_loader` takes any data and registered loader, gives each rank its part of a batch, and names what is wrong."""
 
 import re
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -8,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.support.pages import blocks, write_block
 from tests.support.processes import REPOSITORY, call_in_process, run_python
-from vitmnist import Loader, audit, make_loader, register
+from tests.support.samples import Made
+from vitmnist import audit, make_loader, register
 from vitmnist.config.validation import config_field
-from vitmnist.data.sampler import EpochSampler
-from vitmnist.data.sources import SampleSource
-from vitmnist.errors import ConfigError
-from vitmnist.loaders.base import LOADERS, Batches
+from vitmnist.data.datasets import base
+from vitmnist.errors import ConfigError, DataError
+from vitmnist.loaders.base import LOADERS
+from vitmnist.loaders.decoded import RamLoader
 
 PAIR = torch.arange(23 * 3).view(23, 3), torch.arange(23)
 ORDER = {"batch_size": 5, "device": "cpu", "seed": 0}
@@ -108,21 +111,9 @@ class Options:
     scale: int = config_field(1, at_least=1)
 
 
-class Custom(Loader):
-    """A loader that a user might write."""
-
-    def __init__(self, options: Options, source: SampleSource, sampler: EpochSampler, device: torch.device) -> None:
-        super().__init__(sampler)
-        self.source = source
-
-    def batches(self, epoch: int, start: int) -> Batches:
-        for indices in self.sampler.batch_indices(epoch, start):
-            yield self.source.read(indices, epoch)
-
-
 @LOADERS.temporarily()
 def test_a_registered_loader_is_checked_and_built() -> None:
-    register("custom", Options)(Custom)
+    register("custom", Options)(type("Custom", (RamLoader,), {}))
     audit(partial(make_loader, "custom", batch_size=4, device="cpu"), samples=23, strict=True)
     with make_loader("custom", PAIR, **ORDER, scale=2) as loader:
         assert len(list(loader.epoch(0))) == 5
@@ -136,3 +127,58 @@ def test_integers_of_numpy_are_integers() -> None:
     pair = torch.arange(6), torch.arange(6)
     with make_loader("ram", pair, batch_size=np.int64(4), device="cpu", seed=np.uint8(1)) as loader:
         assert len(loader) == 2
+
+
+# PIL images, as torchvision's datasets return them without a transform
+IMAGES = Made(lambda index: (Image.new("RGB", (4, 3), (index, 2 * index, 0)), index), 10)
+
+
+@pytest.mark.parametrize("name", ["disk", "ram"])
+def test_pil_images_become_uint8(name: str) -> None:
+    with make_loader(name, IMAGES, **ORDER, **({"num_workers": 0} if name == "disk" else {})) as loader:
+        for images, labels in loader.epoch(0):
+            assert images.dtype == torch.uint8
+            assert images.shape[1:] == (3, 3, 4)
+            assert torch.equal(images[:, 1, 0, 0].long(), 2 * labels)
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_numpy_arrays_are_used_without_a_copy_or_a_warning(is_writable: bool) -> None:
+    images, labels = np.arange(60, dtype=np.uint8).reshape(10, 1, 2, 3), np.arange(10, dtype=np.int32)
+    for array in (images, labels):
+        array.flags.writeable = is_writable
+    torch.set_warn_always(True)  # torch shows the warning only once in a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with make_loader("ram", (images, labels), **ORDER, shuffle="none") as loader:
+                batches = list(loader.epoch(0))
+    finally:
+        torch.set_warn_always(False)
+    assert batches[1][0].data_ptr() == images[5:].ctypes.data
+    assert batches[1][1].data_ptr() == labels[5:].ctypes.data
+    assert batches[1][1].dtype == torch.int32
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((PAIR[0], PAIR[1][:9]), "^23 images, but 9 labels$"),
+        ((PAIR[0],), r"a pair \(images, labels\) has two tensors, this one 1"),
+        ((PAIR[0].tolist(), PAIR[1]), "images: must be a tensor or a NumPy array, found list"),
+        ((PAIR[0], np.array(["cat"] * 23)), "labels: torch cannot use this array: can't convert .*numpy.str_"),
+        ((PAIR[0], torch.tensor(3)), "labels: must have a first dimension of samples"),
+        (PAIR[0], "pair of tensors, nor a map-style"),
+        ({"images": PAIR[0]}, "dict is neither a split, nor a pair of tensors, nor a map-style dataset"),
+        (Made(lambda index: (index,) * 3, 3), "samples from 0 on are no pairs of .*: their batch is a tuple of Tens"),
+        (torch.utils.data.TensorDataset(PAIR[0][:0], PAIR[1][:0]), "the dataset is empty"),
+    ],
+)
+def test_unusable_data_is_refused_with_a_reason(data: object, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        make_loader("ram", data, **ORDER)
+
+
+def test_a_dataset_is_not_a_split(tiny: base.Dataset) -> None:
+    with pytest.raises(DataError, match="pass one split of a dataset with several"):
+        make_loader("ram", tiny, **ORDER)

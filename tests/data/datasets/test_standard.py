@@ -18,10 +18,6 @@ from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
 from vitmnist.errors import ConfigError, DataError
 
 
-def kmnist(root: Path, **sizes: int) -> Dataset:
-    return load_dataset("kmnist", root=str(root), **sizes)
-
-
 def test_the_bundled_mnist_equals_torchvisions_download(tmp_path: Path) -> None:
     """The files have the MD5 that torchvision checks, and the arrays that torchvision reads."""
     dataset = load_dataset("mnist", root=str(tmp_path))
@@ -41,11 +37,11 @@ def test_the_bundled_mnist_equals_torchvisions_download(tmp_path: Path) -> None:
 
 
 def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
-    small = kmnist(tiny_root, train_size=4, test_size=3)
+    small = load_dataset("kmnist", root=str(tiny_root), train_size=4, test_size=3)
     assert torch.equal(small.train.images, tiny.train.images[:4])
     assert torch.equal(small.test.labels, tiny.test.labels[:3])
     with pytest.raises(ConfigError, match=r"test_size=0: must be at least 1"):
-        kmnist(tiny_root, test_size=0)
+        load_dataset("kmnist", root=str(tiny_root), test_size=0)
     with pytest.raises(DataError, match="kmnist: there are no training images"):
         replace(tiny, train=tiny.train.subset(slice(0)))
 
@@ -53,7 +49,7 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
 def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision_datasets.KMNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(DataError) as caught:
-        kmnist(tmp_path)
+        load_dataset("kmnist", root=str(tmp_path))
     message = str(caught.value)
     assert str(tmp_path / "KMNIST" / "raw") in message
     assert "set data.root to a folder that has them" in message
@@ -95,7 +91,7 @@ def test_files_that_do_not_fit_together_are_refused(
     write_mnist_like(folder)
     write_idx(folder / name, array)
     with pytest.raises(DataError, match=message):
-        kmnist(tmp_path)
+        load_dataset("kmnist", root=str(tmp_path))
 
 
 SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}
