@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.processes import TrainProcess, TrainRanks, kill_leftovers, skip_without, start_ranks
+from vitmnist.__main__ import command_main
 from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
@@ -31,6 +32,7 @@ from vitmnist.runtime.cpu import available_cores
 PLAIN = "log.images_every_epochs=null"  # Drawing images takes most of the time of a short run.
 BRIEF = ("data.loader.seconds=0.1",)  # By default, `auto` times each loader for seconds.
 STATEFUL = ("schedule=one_cycle", "ema_decay=0.9", "data/augment=shift")  # A resumed run restores their states.
+Program = str | Callable[[], None]  # the name of a command, or a function that reads `sys.argv`
 CallHere = Callable[..., "subprocess.CompletedProcess[str]"]
 Train = Callable[..., "subprocess.CompletedProcess[str]"]
 Printed = Callable[..., str]  # The type of `output_of`, `succeed` and `refuse`
@@ -121,16 +123,15 @@ def quick(tiny_root: Path) -> list[str]:
     return overrides_for(tiny_root)
 
 
-def call_program(
-    program: Callable[[], None], *arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> str | int:
-    """Call the `main` of a program in a folder, within this process. Returns its exit code or last message."""
+def call_program(program: Program, *arguments: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str | int:
+    """Call a program in a folder, within this process. Returns its exit code or last message."""
+    run = command_main(program) if isinstance(program, str) else program
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     # A fork server that starts here also forks the processes of later tests. Keep the modules that they need.
     monkeypatch.setattr(multiprocessing, "set_forkserver_preload", lambda modules: None)
     try:
-        program()
+        run()
     except SystemExit as ended:
         return ended.code or 0
     return 0
@@ -138,9 +139,9 @@ def call_program(
 
 @pytest.fixture
 def call_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CallHere:
-    """Call the `main` of a program with arguments, in an empty folder but within this process."""
+    """Call a program with arguments, in an empty folder but within this process."""
 
-    def call(program: Callable[[], None], *arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+    def call(program: Program, *arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         capsys.readouterr()
         code = call_program(program, *arguments, folder=folder, monkeypatch=monkeypatch)
         printed = capsys.readouterr()
@@ -161,7 +162,7 @@ def train_here(call_here: CallHere) -> Train:
 def output_of(call_here: CallHere) -> Printed:
     """Like `call_here`, but the program must end with exit code 0. Returns its stdout."""
 
-    def call(program: Callable[[], None], *arguments: str, **options: Path) -> str:
+    def call(program: Program, *arguments: str, **options: Path) -> str:
         ended = call_here(program, *arguments, **options)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
@@ -205,6 +206,17 @@ def runs(stateful: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.MonkeyPatch.context() as patch:
             assert call_program(main, *stateful, *arguments, folder=folder, monkeypatch=patch) == code
     assert result_of(folder / "cut")["error"] == "the time limit max_minutes was reached"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `run`: MNIST, two epochs of 2,000 images."""
+    folder = tmp_path_factory.mktemp("trained")
+    sizes = ["data.dataset.train_size=2000", "data.dataset.test_size=300", f"data.root={folder / 'data'}"]
+    settings = ["model=cnn", "batch_size=20", "epochs=2", "hydra.run.dir=run"]
+    code, output = TrainProcess(folder, *sizes, *settings).ended()
+    assert code == 0, output
     return folder
 
 

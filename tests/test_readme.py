@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 from torchvision import datasets as torchvision_datasets
 
-from tests.conftest import CallHere, Train
+from tests.conftest import CallHere, Printed
 from tests.support.benchmarks import BENCHMARKS
 from tests.support.cifar import write_cifar
 from tests.support.pages import README, blocks, commands, draw, small
 from tests.support.processes import TrainProcess, run_python
-from vitmnist.__main__ import main
 
 # Sweeps of many jobs; tests/cli/test_sweep.py has one.
 LONG = ("experiment=loaders", "experiment=smoke", "repeats=")
@@ -32,13 +31,12 @@ def is_slow(arguments: list[str]) -> bool:
     ids=" ".join,
 )
 def test_documented_train_commands_run(
-    arguments: list[str], train_here: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], succeed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     if "data/dataset=cifar10" in arguments:
         write_cifar(tmp_path / "data", torchvision_datasets.CIFAR10, 100, monkeypatch)
-    ended = train_here(*small(arguments, tmp_path))
-    assert ended.returncode == 0, ended.stderr
+    succeed(*small(arguments, tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_documented_commands_on_a_trained_run_work(arguments: list[str], trained: Path, call_here: CallHere) -> None:
     (run,) = trained.glob("outputs/runs/*/*")
     typed = [str(run) if argument == "RUN" else argument for argument in arguments]
-    ended = call_here(main, *typed, folder=trained)
+    ended = call_here(*typed, folder=trained)
     assert (ended.returncode, bool(ended.stdout)) == (0, True), ended.stderr
 
 

@@ -21,7 +21,7 @@ DOCS = REPOSITORY / "docs"
 def test_the_site_has_every_member_and_every_public_name_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
     """`--strict` fails with a dead link or anchor.
 
-    tests/config/test_validation.py checks that each key of the schema is in its YAML file, with a comment.
+    tests/config/test_schema.py checks that each key of the schema is in its YAML file, with a comment.
     """
     command = ["-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path]
     built = run_python(*command, folder=REPOSITORY, NO_MKDOCS_2_WARNING="1")

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as TF
 
 from tests.support.operations import built, images, keys, operation
-from vitmnist.augment.base import NUMBERS_PER_BOX, OPERATIONS, Mixing, _mix64, draw_boxes, draw_keys, random_uniform
-from vitmnist.augment.trivial import NAMES
-from vitmnist.data.sampler import EpochSampler
+from vitmnist.augment.base import NUMBERS_PER_BOX, OPERATIONS, Mixing, draw_boxes, random_bits, random_uniform
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.errors import ConfigError, DataError
 
 JITTER = {"brightness": 0, "contrast": 0, "saturation": 0}
@@ -62,23 +62,6 @@ def test_shift_moves_whole_images_evenly_and_fills_with_black() -> None:
     assert (taken - 20_000 / 9).abs().max() < 5 * math.sqrt(20_000 * 8 / 81)
 
 
-def test_boxes_have_the_configured_areas_and_shapes_and_lie_anywhere() -> None:
-    boxes = draw_boxes(keys(5000), (0.1, 0.4), (0.5, 1.5), 200, 300)
-    heights, widths = (boxes.bottom - boxes.top).double(), (boxes.right - boxes.left).double()
-    areas, ratios = heights * widths / 60_000, widths / heights
-    assert 0.095 < areas.min() < 0.12
-    assert 0.38 < areas.max() < 0.405
-    assert areas.mean() == pytest.approx(0.25, abs=0.01)
-    assert 0.49 < ratios.min() < 0.52
-    assert 1.48 < ratios.max() < 1.52
-    assert ratios.log().mean() == pytest.approx((math.log(0.5) + math.log(1.5)) / 2, abs=0.02)
-    for first, end, side in ((boxes.top, boxes.bottom, 200), (boxes.left, boxes.right, 300)):
-        assert first.min() == 0
-        assert end.max() == side
-        room = side - (end - first)
-        assert (first[room > 0] / room[room > 0]).mean() == pytest.approx(0.5, abs=0.02)
-
-
 @pytest.mark.parametrize("alone", [None, "degrees", "pixels", "scale", "shear_degrees"])
 def test_affine_images_match_torchvision(alone: str | None) -> None:
     """Pixels differ by at most 1e-4, for each parameter alone and for all together."""
@@ -121,51 +104,6 @@ def test_blurred_images_match_torchvision(kernel_size: int) -> None:
     for refused in (4, 25):
         with pytest.raises(ConfigError, match=f"blur: kernel_size={refused}: must be (odd|at most 23)$"):
             operation("blur", kernel_size=refused)(images(1), keys(1))
-
-
-BYTES = partial(TF.to_dtype, dtype=torch.uint8, scale=True)
-AFFINE = partial(TF.affine, interpolation=TF.InterpolationMode.BILINEAR)
-# The operations of torchvision; m is the strength, with a sign.
-AT_STRENGTH = {
-    "identity": lambda image, m: image,
-    "rotate": lambda image, m: AFFINE(image, 135 * m, [0, 0], 1, [0.0, 0.0]),
-    "shear_x": lambda image, m: AFFINE(image, 0, [0, 0], 1, [math.degrees(math.atan(0.99 * m)), 0.0]),
-    "shear_y": lambda image, m: AFFINE(image, 0, [0, 0], 1, [0.0, math.degrees(math.atan(0.99 * m))]),
-    "translate_x": lambda image, m: AFFINE(image, 0, [32 * m, 0], 1, [0.0, 0.0]),
-    "translate_y": lambda image, m: AFFINE(image, 0, [0, 32 * m], 1, [0.0, 0.0]),
-    "brightness": lambda image, m: TF.adjust_brightness(image, 1 + 0.99 * m),
-    "contrast": lambda image, m: TF.adjust_contrast(image, 1 + 0.99 * m),
-    "color": lambda image, m: TF.adjust_saturation(image, 1 + 0.99 * m),
-    "sharpness": lambda image, m: TF.adjust_sharpness(image, 1 + 0.99 * m),
-    "posterize": lambda image, m: TF.posterize(BYTES(image), 8 - round(6 * abs(m))) / 255,
-    "solarize": lambda image, m: TF.solarize(BYTES(image), 255 * (1 - abs(m))) / 255,
-    "autocontrast": lambda image, m: TF.autocontrast(image),
-    "equalize": lambda image, m: TF.equalize(BYTES(image)) / 255,
-}
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ["trivial", *NAMES[1:]])
-def test_operations_with_a_strength_match_torchvision(name: str, channels: int) -> None:
-    """Pixels of 8 bits differ by at most 1e-5, also in a grey image and one of a single value."""
-    source = images(channels=channels).mul(255).round().div(255)
-    source[0], source[1] = 0.2, source[1, :1]
-    _, indices, strengths, factors = built(name).draw(keys(), 12, 17)
-    signed = (strengths * (factors - 1).sign()).tolist()
-    for image, index, m, ours in zip(source, indices, signed, operation(name)(source, keys()), strict=True):
-        assert name in ("trivial", NAMES[index])
-        torch.testing.assert_close(ours, AT_STRENGTH[NAMES[index]](image, m), rtol=0, atol=1e-5)
-
-
-def test_trivial_draws_operation_strength_and_sign_evenly_and_within_the_options() -> None:
-    _, indices, strengths, factors = built("trivial").draw(keys(43_400), 12, 17)
-    assert (indices.bincount() - 3100).abs().max() < 5 * math.sqrt(3100)
-    counts = (indices * 62 + (30 * strengths).round().long() * 2 + (factors > 1)).bincount().view(14, 31, 2)
-    assert counts[:, 1:].min() > 50 - 5 * math.sqrt(50)
-    assert counts[:, 0].sum(dim=1).min() > 100 - 5 * math.sqrt(100)  # The weakest change has no sign.
-    _, indices, strengths, _ = built("solarize", p=0.3, strength=[0.2, 0.5]).draw(keys(2000), 12, 17)
-    assert (indices > 0).double().mean() == pytest.approx(0.3, abs=0.05)
-    assert (float(strengths.min()), float(strengths.max())) == pytest.approx((0.2, 0.5))
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS.members() if not isinstance(built(name), Mixing)])
@@ -253,25 +191,84 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
 
 
-def test_random_numbers_match_splitmix64() -> None:
-    """These are the first outputs for seed 1234567, as published with the reference implementation."""
-    states = [(1234567 + 0x9E3779B97F4A7C15 * step) % 2**64 for step in (1, 2, 3)]
-    found = _mix64(torch.tensor([state - 2**64 if state >= 2**63 else state for state in states]))
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert [value % 2**64 for value in found.tolist()] == published
+NUMBER = 100
 
 
-def by_index(batch_size: int, shuffle: str, seed: int = 5, epoch: int = 2) -> Tensor:
-    sampler = EpochSampler(1000, batch_size, seed, shuffle)
-    numbers = torch.empty(1000, dtype=torch.int64)
-    numbers[sampler.sample_ids(epoch)] = draw_keys(sampler, epoch, torch.device("cpu"))
-    return numbers
+def mix(name: str, images: Tensor, labels: Tensor, keys: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Flip images at random, and mix them."""
+    augment = Compose([{"name": "horizontal_flip"}, {"name": name}])
+    return Preprocess(augment=augment, classes=classes, mean=[0] * 3, std=[1] * 3).mix_batch(images, labels, keys)
 
 
-def test_an_images_number_depends_on_seed_epoch_and_index_and_not_on_its_batch() -> None:
-    """The number depends neither on the batch size nor on the order."""
-    expected = by_index(1, "none")
-    assert torch.equal(by_index(4, "sample"), expected)
-    assert torch.equal(by_index(7, "batch"), expected)
-    found = torch.cat([by_index(1000, "none", seed, epoch) for seed in range(4) for epoch in range(4)])
-    assert len(found.unique()) == 16_000
+def test_mixup_matches_torchvision() -> None:
+    """Images differ by at most 1e-6 if the weight is the one that was drawn for each image."""
+    source, partners = images(NUMBER), images(NUMBER, seed=1)
+    mixed, weights = built("mixup")(source, partners, keys(NUMBER))
+    for image, partner, ours, weight in zip(source, partners, mixed, weights, strict=True):
+        parameters = {"lam": float(weight), "labels": torch.zeros(2), "batch_size": 2}
+        theirs = v2.MixUp(num_classes=2).transform(torch.stack([image, partner]), parameters)[0]
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_cutmix_matches_torchvision() -> None:
+    """Pixels are equal. The weight is the area of the image that is left."""
+    source, partners, cutmix = images(NUMBER), images(NUMBER, seed=1), built("cutmix")
+    mixed, weights = cutmix(source, partners, keys(NUMBER))
+    larger, is_larger = cutmix.draw_weights(keys(NUMBER), 1), random_bits(keys(NUMBER), 4) % 2 == 0
+    areas = larger.where(is_larger, 1 - larger)
+    rows, columns = random_bits(keys(NUMBER), 2) % 12, random_bits(keys(NUMBER), 3) % 17
+    for row in range(NUMBER):
+        # CutMix.make_params computes the box in this way from its random numbers.
+        reach = 0.5 * math.sqrt(1 - areas[row])
+        x, y, half_width, half_height = int(columns[row]), int(rows[row]), int(reach * 17), int(reach * 12)
+        x1, y1 = max(x - half_width, 0), max(y - half_height, 0)
+        x2, y2 = min(x + half_width, 17), min(y + half_height, 12)
+        parameters = {"box": (x1, y1, x2, y2), "labels": torch.zeros(2), "batch_size": 2, "lam_adjusted": 0.5}
+        own = 1 - (x2 - x1) * (y2 - y1) / (12 * 17)
+        pair = [source[row], partners[row]] if own >= 0.5 else [partners[row], source[row]]
+        theirs = v2.CutMix(num_classes=2).transform(torch.stack(pair), parameters)[0]
+        assert torch.equal(mixed[row], theirs)
+        assert float(weights[row]) == pytest.approx(max(own, 1 - own))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "distribution"),
+    [(0.5, lambda x: 2 / math.pi * x.sqrt().asin()), (1.0, lambda x: x), (2.0, lambda x: 3 * x**2 - 2 * x**3)],
+    ids=["arcsine law", "uniform", "parabolic"],
+)
+def test_weights_follow_the_beta_distribution(alpha: float, distribution) -> None:
+    weights = built("mixup", alpha=alpha).draw_weights(keys(20_000), 1).double()
+    assert weights.min() >= 0.5
+    assert weights.max() <= 1
+    # The distribution function of a random number, applied to that number, is uniform. 1.95 / sqrt(n) is p < 0.001.
+    uniform = (2 * distribution(1 - weights)).sort().values
+    assert (uniform - torch.linspace(0, 1, 20_000)).abs().max() < 1.95 / math.sqrt(20_000)
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_class_probabilities_match_the_areas_in_an_image(name: str) -> None:
+    """Each image has a single value, so a mixed image shows the pair and the weight."""
+    source = (torch.arange(NUMBER) / NUMBER).view(-1, 1, 1, 1).expand(NUMBER, 3, 32, 32)
+    mixed, targets = mix(name, source, torch.arange(NUMBER), keys(NUMBER), NUMBER)
+    assert targets.dtype == torch.float32
+    torch.testing.assert_close(mixed.mean(dim=(1, 2, 3)), targets @ (torch.arange(NUMBER) / NUMBER), rtol=0, atol=1e-5)
+    torch.testing.assert_close(targets.sum(dim=1), torch.ones(NUMBER))
+    assert (targets.diagonal() >= 0.5).all()
+    targets.fill_diagonal_(0)
+    assert ((targets > 0).sum(dim=0) <= 1).all(), "each image is the partner of one"
+    # An image and a partner of the same class belong to that class alone.
+    _, targets = mix(name, source, torch.full((NUMBER,), 2), keys(NUMBER), 3)
+    assert torch.equal(targets, torch.tensor([0.0, 0.0, 1.0]).expand(NUMBER, 3))
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_padding_reaches_no_image_and_has_no_probability(name: str) -> None:
+    """Padding affects neither pixels nor labels nor the choice of partners, whatever it contains."""
+    source, labels = images(8), torch.arange(8)
+    expected = mix(name, source[:5], labels[:5], keys(8)[:5], 8)
+    labels[5:] = -100
+    source[5:] = math.nan
+    found = mix(name, source, labels, keys(8), 8)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours[:5], theirs)
+    assert not found[1][5:].any()

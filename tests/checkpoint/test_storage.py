@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.conftest import CallHere
-from vitmnist.__main__ import main
 from vitmnist.checkpoint import storage
 from vitmnist.errors import DataError
 
@@ -128,7 +127,7 @@ def test_a_damaged_record_is_named_in_one_line(
     folder = shutil.copytree(runs / "whole", tmp_path / "run")
     damaged = folder / "checkpoints" / name
     damaged.write_bytes(content or damaged.read_bytes()[:5000])
-    ended = call_here(main, "evaluate", ".", *options, folder=folder)
+    ended = call_here("evaluate", ".", *options, folder=folder)
     assert "Traceback" not in ended.stdout + ended.stderr
     (named,) = (line for line in (ended.stdout + ended.stderr).splitlines() if name in line)
     assert ended.stderr.startswith("error: ")

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from tests.conftest import CallHere, Printed, Train
-from vitmnist.cli import evaluate, report, status
 
 
 def test_a_copied_run_executes_nothing(runs: Path, succeed: Printed, tmp_path: Path) -> None:
@@ -30,7 +29,7 @@ def test_a_secret_that_a_record_names_is_never_printed(
     file = tmp_path / "cut" / ".hydra" / "config.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"device": "${oc.env:SECRET}"}))
     (tmp_path / "cut" / "result.json").unlink()
-    programs = (evaluate.main, "cut"), (report.main, "."), (status.main, ".")
+    programs = ("evaluate", "cut"), ("report", "."), ("status", ".")
     ended = [train_here("resume=cut"), *(call_here(*program) for program in programs)]
     assert "error: device=${oc.env:SECRET}: unknown device" in ended[0].stderr
     assert "hunter2" not in "".join(process.stdout + process.stderr for process in ended)

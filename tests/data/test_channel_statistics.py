@@ -10,7 +10,7 @@ from tests.conftest import Printed
 from vitmnist import make_loader
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import DataConfig
-from vitmnist.data.channel_statistics import resolve_statistics
+from vitmnist.data.channel_statistics import compute_statistics, resolve_statistics
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.hold_out import hold_out_and_normalize
 from vitmnist.errors import ConfigError
@@ -61,3 +61,14 @@ def test_statistics_are_typed_recorded_and_may_not_change(
     assert [model.preprocess.mean.item(), model.preprocess.std.item()] == [0.25, 0.5]
     succeed("resume=run", "epochs=2")
     assert "data.normalize.std=[0.4] (it was [0.5])" in refuse("resume=run", "data.normalize.std=[0.4]")
+
+
+def test_statistics_match_their_definition() -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (2345, 3, 50, 4), generator=generator, dtype=torch.uint8)  # several chunks
+    images[:, 2] = 9
+    mean, std = compute_statistics(images)
+    scaled = images.double() / 255
+    assert torch.tensor(mean).allclose(scaled.mean(dim=(0, 2, 3)).float())
+    assert torch.tensor(std[:2]).allclose(scaled.std(dim=(0, 2, 3), unbiased=False)[:2].float())
+    assert std[2] == 1 / 255

@@ -154,8 +154,7 @@ def test_a_run_stopped_on_the_gpu_ends_as_if_it_had_not_been(
     arguments += ["schedule=one_cycle"]
     assert train_here(*arguments, "hydra.run.dir=whole").returncode == 0
     assert train_here(*arguments, "max_minutes=0", "hydra.run.dir=stopped").returncode == ExitCode.UNFINISHED
-    resumed = train_here("resume=stopped", "max_minutes=null")
-    assert resumed.returncode == 0, resumed.stderr
+    assert train_here("resume=stopped", "max_minutes=null").returncode == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     result = result_of(tmp_path / "stopped")
     assert result["device"].startswith("cuda")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.conftest import BRIEF, AddMembers, Train, assert_same_run, result_of
+from tests.conftest import BRIEF, AddMembers, Printed, assert_same_run, result_of
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.sampler import EpochSampler
@@ -133,20 +133,19 @@ class RunningMean(torch.nn.Module):
 
 
 def test_a_run_with_auto_learns_the_same_weights(
-    train_here: Train, quick: list[str], tmp_path: Path, add_members: AddMembers
+    succeed: Printed, quick: list[str], tmp_path: Path, add_members: AddMembers
 ) -> None:
     """The candidates are timed with the run's own step, and leave its model, average and schedule alone."""
     add_members(MODELS, cnn=Member(CNNOptions, lambda *parts: torch.nn.Sequential(RunningMean(), CNN(*parts))))
     step = ["trainer=fast", "trainer.micro_batch=4", "trainer.precision=fp32", "ema_decay=0.9", "schedule=one_cycle"]
     automatic = ["data/loader=auto", *BRIEF]
-    ended = train_here(*quick, *step, *automatic, "hydra.run.dir=automatic")
-    assert ended.returncode == 0, ended.stderr
+    printed = succeed(*quick, *step, *automatic, "hydra.run.dir=automatic")
     found = result_of(tmp_path / "automatic")
     assert {"gpu_slice", "ram", "prefetch", "disk"} <= {timing["name"] for timing in found["auto"]["candidates"]}
     assert all(timing["epoch_s"]["low"] > 0 and timing["error"] is None for timing in found["auto"]["candidates"])
     assert found["auto"]["name"] != "auto"
-    assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in ended.stdout
-    assert train_here(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand").returncode == 0
+    assert f"chosen: {found['auto']['name']}, {found['auto']['reason']}" in printed
+    succeed(*quick, *step, "data/loader=ram", "hydra.run.dir=by_hand")
     assert_same_run(tmp_path / "automatic", tmp_path / "by_hand")
 
 
@@ -181,7 +180,7 @@ def test_a_step_of_the_user_is_timed_with_each_loader(capsys: pytest.CaptureFixt
 
 
 def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
-    train_here: Train, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    succeed: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The step is compiled for the batches of each candidate: `disk` delivers floats, the others uint8."""
     compiled, compiled_in_window = [], []
@@ -200,8 +199,7 @@ def test_a_step_is_compiled_before_it_is_timed_and_not_within_an_epoch(
     monkeypatch.setattr(Measurement, "time_window", timed)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     typed = ["data/loader=auto", "data.loader.candidates=[disk,ram,gpu_slice]", "trainer.compile=true", "epochs=1"]
-    ended = train_here(*quick, *typed, "hydra.run.dir=here", *BRIEF)
-    assert ended.returncode == 0, ended.stderr
+    succeed(*quick, *typed, "hydra.run.dir=here", *BRIEF)
     assert result_of(tmp_path / "here")["compile_s"] > 0
     assert [torch.uint8 in dtypes for dtypes in compiled] == [True, False]
     assert set(compiled_in_window) == {0}

@@ -1,23 +1,17 @@
-"""The contract that every registered loader keeps, and what single loaders promise."""
+"""The contract that every registered loader keeps."""
 
-import multiprocessing
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from tests.support.contract import check_contract
-from tests.support.processes import becomes_true, start_method
-from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import DataError, LoadingError
+from vitmnist.errors import DataError
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -57,15 +51,13 @@ def test_every_loader_meets_the_contract(
     check_contract(data=DATA[data] or tiny.train, **options)
 
 
-def test_workers_of_a_forkserver_deliver_the_same_batches(tiny: Dataset) -> None:
-    options = {"batch_size": 5, "device": "cpu", "seed": 1}
-    with (
-        start_method("forkserver"),
-        make_loader("disk", tiny.train, num_workers=2, **options) as disk,
-        make_loader("disk", tiny.train, num_workers=0, **options) as expected,
-    ):
-        for batch, expected_batch in zip(disk.epoch(3), expected.epoch(3), strict=True):
-            assert all(map(torch.equal, batch, expected_batch))
+def test_batches_that_cannot_be_closed_are_an_error() -> None:
+    class Listed(Loader):
+        def batches(self, epoch: int, start: int) -> Batches:
+            return iter([(torch.zeros(1), torch.zeros(1))])
+
+    with pytest.raises(TypeError, match=r"Listed\.batches must be a generator function$"):
+        Listed(EpochSampler(1, 1, 0)).epoch(0)
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])
@@ -80,68 +72,3 @@ def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
     inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())
     with make_loader(name, tiny.train, batch_size=5, device="cpu", seed=1, shuffle="batch") as loader:
         assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
-
-
-def test_batches_that_cannot_be_closed_are_an_error() -> None:
-    class Listed(Loader):
-        def batches(self, epoch: int, start: int) -> Batches:
-            return iter([(torch.zeros(1), torch.zeros(1))])
-
-    with pytest.raises(TypeError, match=r"Listed\.batches must be a generator function$"):
-        Listed(EpochSampler(1, 1, 0)).epoch(0)
-
-
-Workers = Callable[[], "set[multiprocessing.Process]"]
-
-
-@pytest.fixture
-def workers() -> Workers:
-    """The processes that have started since the test began; earlier tests may have left a pool."""
-    before = set(multiprocessing.active_children())
-    return lambda: set(multiprocessing.active_children()) - before
-
-
-def hang_at_5(index: int) -> tuple[int, int]:
-    while index == 5:
-        time.sleep(0.1)
-    return index, index
-
-
-HANGING = Made(hang_at_5, 8)
-IN_ORDER = {"batch_size": 1, "device": "cpu", "seed": 0, "shuffle": "none"}
-
-
-@pytest.mark.slow  # torch waits five seconds for a worker that does not end
-def test_a_worker_that_hangs_is_an_error_in_seconds(workers: Workers) -> None:
-    with (
-        make_loader("disk", HANGING, num_workers=1, timeout_s=1.0, **IN_ORDER) as loader,
-        pytest.raises(LoadingError, match=r"disk: DataLoader timed out.*data\.loader\.timeout_s"),
-    ):
-        list(loader.epoch(0))
-    assert becomes_true(lambda: not workers())
-
-
-def test_a_worker_that_is_killed_is_named_in_seconds(workers: Workers) -> None:
-    loader = make_loader("disk", HANGING, num_workers=1, prefetch_factor=1, **IN_ORDER)
-    with loader, pytest.raises(LoadingError, match=r"killed|exited unexpectedly") as caught:  # noqa: PT012
-        for number, _ in enumerate(loader.epoch(0)):
-            if number == 1:
-                for worker in workers():
-                    worker.kill()
-    assert "set a smaller num_workers" in str(caught.value)
-    assert not workers()
-
-
-def test_integers_of_numpy_are_integers() -> None:
-    pair = torch.arange(6), torch.arange(6)
-    with make_loader("ram", pair, batch_size=np.int64(4), device="cpu", seed=np.uint8(1)) as loader:
-        assert len(loader) == 2
-
-
-def test_samples_that_make_no_batch_are_refused_with_advice() -> None:
-    samples = Made(lambda index: (torch.ones(index + 1), index), 4)
-    with (
-        make_loader("disk", samples, batch_size=2, device="cpu", seed=0, num_workers=0) as loader,
-        pytest.raises(DataError, match=r"do not make a batch: .*same shape in a transform .* or use a DataLoader"),
-    ):
-        list(loader.epoch(0))

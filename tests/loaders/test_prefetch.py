@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 import pytest
 import torch
 
-from tests.support.processes import becomes_true
-from tests.support.samples import Made
+from tests.support.processes import REPOSITORY, becomes_true
+from tests.support.samples import Made, Pairs
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
@@ -104,24 +104,20 @@ PROGRAM = """
 import signal, sys, threading, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
 import torch
-from torch.utils.data import Dataset
+from tests.support.samples import Made
 from vitmnist import make_loader
 
 torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2  # seconds that a blocked worker has to end
 
-class Blocks(Dataset):
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        if index == 4:
-            print("blocked", flush=True)
-            threading.Event().wait()
-        time.sleep(0.01)
-        return index, index
+def block_at_4(index):
+    if index == 4:
+        print("blocked", flush=True)
+        threading.Event().wait()
+    time.sleep(0.01)
+    return index, index
 
 if __name__ == "__main__":
-    loader = make_loader("prefetch", Blocks(), batch_size=2, device="cpu", seed=0, shuffle="none",
+    loader = make_loader("prefetch", Made(block_at_4, 10), batch_size=2, device="cpu", seed=0, shuffle="none",
                          base={"name": "disk", "num_workers": 1})
     for epoch in range(10_000):
         for batch in loader.epoch(epoch):
@@ -133,9 +129,12 @@ if __name__ == "__main__":
 def test_ctrl_c_ends_the_program(tmp_path: Path) -> None:
     """The program ends while its source blocks for ever, and no worker survives."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     # A terminal sends Ctrl-C to the whole group, workers included.
     (tmp_path / "program.py").write_text(PROGRAM)
-    process = subprocess.Popen([sys.executable, tmp_path / "program.py"], start_new_session=True, **pipes)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "program.py"], start_new_session=True, env=environment, **pipes
+    )
     while "blocked" not in process.stdout.readline():
         assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
@@ -172,3 +171,11 @@ def test_nested_samples_pass_through() -> None:
     assert [array.tolist() for array in batch["boxes"]] == [[[0, 0], [1, 1]], [[0], [-1]]]
     assert (batch["point"].x.tolist(), batch["point"].name) == ([0, 1], ("point 0", "point 1"))
     assert (batch["pair"][0].tolist(), short["pair"][0].tolist()) == ([0, 1], [2])
+
+
+def test_prefetch_wraps_disk_for_samples_and_ram_for_tensors() -> None:
+    options = {"batch_size": 4, "device": "cpu", "seed": 0}
+    pair = torch.arange(10), torch.arange(10)
+    with make_loader("prefetch", Pairs(), **options) as samples, make_loader("prefetch", pair, **options) as tensors:
+        assert type(samples.base).__name__ == "WorkerLoader"
+        assert type(tensors.base).__name__ == "RamLoader"

@@ -13,8 +13,6 @@ from torch import nn
 
 from tests.conftest import Printed, Train, assert_same_run, weights
 from vitmnist import load_model
-from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.cli.export import main as export_main
 from vitmnist.errors import ConfigError
 from vitmnist.models import MODELS
 from vitmnist.models.pretrained import fit_weights
@@ -44,8 +42,8 @@ def test_a_run_reads_the_weights_once_and_a_stopped_one_ends_as_an_uninterrupted
     (tmp_path / "weights.safetensors").unlink()
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    output_of(evaluate_main, "cut")
-    output_of(export_main, "cut", "--format", "torch")
+    output_of("evaluate", "cut")
+    output_of("export", "cut", "--format", "torch")
     loaded = load_model(tmp_path / "cut", weights="final").module.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in weights(tmp_path / "cut").items())
 

@@ -1,7 +1,6 @@
 """The commands run without what Windows lacks. Everything but the system is simulated: see conftest.py."""
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -103,35 +102,6 @@ def test_a_process_sees_the_end_of_its_parent(windows: StartOnWindows, tmp_path:
     assert becomes_true(lambda: process.output == "False NONE\nSIGHUP\n", seconds=60), process.output
 
 
-DECODED = """
-import torch
-from torch.utils.data import DataLoader, Dataset
-from vitmnist import from_dataloader
-from vitmnist.store import read_in_chunks
-from vitmnist.store.tree import find_difference
-
-class Pictures(Dataset):
-    def __len__(self):
-        return 40
-    def __getitem__(self, index):
-        return torch.full((3, 4, 4), index), index
-
-if __name__ == "__main__":
-    read_in_chunks.available_cores = lambda: 1  # Each worker imports torch.
-    torch.manual_seed(0)
-    expected = list(DataLoader(Pictures(), batch_size=8, shuffle=True))
-    original = DataLoader(Pictures(), batch_size=8, shuffle=True, num_workers=1)
-    replacement = from_dataloader(original, "cache", folder="decoded", fingerprint="pictures")
-    torch.manual_seed(0)
-    print(find_difference(list(replacement), expected))
-"""
-
-
-def test_from_dataloader_reads_with_a_worker(windows: StartOnWindows, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(DECODED)
-    assert windows("script.py").succeeded() == "None\n"
-
-
 IMPORTS = """
 import importlib, pkgutil, vitmnist, hydra_plugins.vitmnist_sweepers
 for module in pkgutil.walk_packages(vitmnist.__path__, "vitmnist."):
@@ -211,15 +181,3 @@ def test_each_loader_trains_and_its_runs_are_used(windows: StartOnWindows, quick
     assert [bool(result_of(folder)["auto"]) for folder in folders] == [False] * 4 + [True, False]
     assert len({json.dumps(learned(folder)) for folder in folders}) == 1
     assert (tmp_path / "swept" / "report.html").exists()
-
-
-@pytest.mark.slow
-def test_ctrl_c_spares_the_workers(windows: StartOnWindows, quick: list[str], tmp_path: Path) -> None:
-    """All processes of a console receive it."""
-    disk = ["data/loader=disk", "data.loader.num_workers=1", "epochs=100000", "hydra.run.dir=cut"]
-    process = windows(TRAIN, *quick, *disk).until("epoch 2/")
-    os.killpg(process.process.pid, signal.SIGINT)
-    code, output = process.ended()
-    assert code == ExitCode.UNFINISHED, output
-    assert "Traceback" not in output
-    assert result_of(tmp_path / "cut")["status"] == "interrupted"

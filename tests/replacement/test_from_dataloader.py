@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import random
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -183,32 +181,6 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_a_replacement_can_be_used_like_the_original(use: Callable[[Any], Any]) -> None:
     compare(lambda: DataLoader(Pairs(), 7, shuffle=True), use)
-
-
-NOISE = np.random.default_rng(1)
-
-
-class OwnGenerators(Pairs):
-    """Random samples from generators of the dataset, its transform, and its module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.torch, self.python = torch.Generator().manual_seed(1), random.Random(1)
-        numpy = np.random.RandomState(1)
-        self.transforms = [lambda: 2 * numpy.rand()]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        numbers = self.python.random(), self.transforms[0](), NOISE.random()
-        return torch.rand(2, generator=self.torch) + torch.tensor(sum(numbers)), index
-
-
-def test_probing_does_not_advance_the_generators_of_a_dataset() -> None:
-    def build() -> DataLoader[Any]:
-        NOISE.bit_generator.state = np.random.default_rng(1).bit_generator.state
-        return DataLoader(OwnGenerators(), 7, shuffle=True)
-
-    with pytest.warns(UserWarning, match="ram: sample 0 is random"):
-        compare(build, lambda loader: [images.tolist() for images, _ in loader], "auto")
 
 
 @pytest.mark.parametrize("is_random", [False, True])

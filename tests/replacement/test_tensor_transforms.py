@@ -17,7 +17,6 @@ from vitmnist.errors import ConfigError, DataError
 FLIPS = [v1.RandomCrop(16), v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]
 NORMALIZE = v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 CLOSE = [v1.ToTensor(), NORMALIZE]
-RESIZED = v1.Compose([v1.RandomResizedCrop(16), v1.RandomHorizontalFlip(), v1.ColorJitter(0.2, 0.2), *CLOSE])
 
 TRANSFORMS: dict[str, list[Any]] = {
     "v1": [*FLIPS, *CLOSE],

@@ -8,7 +8,9 @@ from PIL import Image
 
 from vitmnist import load_dataset, make_loader
 from vitmnist.augment.preprocess import Preprocess
+from vitmnist.data.channel_statistics import compute_statistics
 from vitmnist.data.datasets.base import Dataset, Split
+from vitmnist.data.images import to_tensor
 
 CLASSES = ("cat", "dog", "eel")
 
@@ -43,3 +45,32 @@ def check_loaders(train: Split) -> None:
             ((images, labels),) = loader.epoch(0)
         assert torch.equal(preprocess(images), preprocess(train.images)), name
         assert torch.equal(labels, train.labels), name
+
+
+SIZES = {"train": 4, "val": 3, "test": 2}  # images of each class
+
+
+def table(folder: Path, columns: str = "file,label,split") -> list[str]:
+    """The lines of a CSV file of all images of a folder."""
+    rows = [columns]
+    for path in sorted(folder.rglob("*.png")):
+        name = path.relative_to(folder)
+        cells = {"file": str(name), "label": path.parent.name, "split": name.parts[0]}
+        rows.append(",".join(cells[column] for column in columns.split(",")))
+    return rows
+
+
+def sizes(dataset: Dataset) -> dict[str, int]:
+    return {name: len(split) for name, split in dataset.splits.items()}
+
+
+def assert_as_drawn(dataset: Dataset, folder: Path) -> None:
+    """Every image of `divided` is in its split, with its label and pixels."""
+    assert sizes(dataset) == {"train": 12, "validation": 9, "test": 6}
+    for name, split in dataset.splits.items():
+        names = split.files.names
+        assert {Path(file).parts[0] for file in names} == {"val" if name == "validation" else name}
+        assert [dataset.train.classes[label] for label in split.labels] == [Path(file).parts[1] for file in names]
+        for index in (0, len(split) - 1):
+            assert torch.equal(to_tensor(split.files[index]), split.images[index])
+        assert (split.mean, split.std) == compute_statistics(dataset.train.images)

@@ -13,7 +13,6 @@ from PIL import Image
 from tests.conftest import CallHere, Printed, result_of
 from tests.support.outputs import events
 from vitmnist.augment.preprocess import Compose, Preprocess
-from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.data.datasets.base import Dataset, ImageFiles
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
@@ -82,7 +81,7 @@ def test_the_confusion_matrix_and_the_metrics_of_each_class_are_those_of_evaluat
     quick: list[str], succeed: Printed, call_here: CallHere, tmp_path: Path
 ) -> None:
     succeed(*quick, "log.per_class=true", "log.images_every_epochs=5", "hydra.run.dir=run")
-    evaluated = json.loads(call_here(evaluate, "run", "--json", "--confusion", "matrix.png").stdout)["classes"]
+    evaluated = json.loads(call_here("evaluate", "run", "--json", "--confusion", "matrix.png").stdout)["classes"]
     shown, recorded = events(tmp_path / "run"), result_of(tmp_path / "run")["epochs"][-1]["classes"]
     (image,) = shown.Images("visuals/confusion_matrix")
     logged, written = Image.open(io.BytesIO(image.encoded_image_string)), Image.open(tmp_path / "matrix.png")

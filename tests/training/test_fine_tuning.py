@@ -17,9 +17,6 @@ from torch import nn
 
 from tests.conftest import Printed, StartRanks, Train, assert_same_run, learned, weights
 from vitmnist.checkpoint.storage import read_initial_weights
-from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.cli.export import main as export_main
-from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNN, CNNOptions
@@ -72,12 +69,8 @@ def test_a_run_starts_from_a_run_or_a_file_and_needs_neither_again(
     shutil.rmtree(pretrained)
     succeed("resume=run", "epochs=3")
     Image.new("L", (28, 28)).save(tmp_path / "black.png")
-    for program, *arguments in (
-        (evaluate_main, "run"),
-        (predict_main, "run", "black.png"),
-        (export_main, "run", "--format", "torch"),
-    ):
-        output_of(program, *arguments)
+    for command in ("evaluate run", "predict run black.png", "export run --format torch"):
+        output_of(*command.split())
 
 
 def test_weights_that_differ_are_listed_unless_init_skip_names_them() -> None:

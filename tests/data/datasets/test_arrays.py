@@ -12,8 +12,6 @@ from PIL import Image
 
 from tests.conftest import CallHere, Printed, result_of
 from vitmnist import load_dataset
-from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.cli.predict import main as predict_main
 from vitmnist.errors import ConfigError, DataError
 from vitmnist.inference.trained_model import load_model
 
@@ -68,10 +66,10 @@ def test_a_run_on_arrays_is_resumed_and_used(
     succeed("resume=run", "data.dataset.path=moved.npz", "epochs=2")
     assert len(result_of(tmp_path / "run")["epochs"]) == 2
     typed = ["run", "data.dataset.path=moved.npz", "--json", "--predictions", "--weights=last"]
-    rows = json.loads(call_here(evaluate_main, *typed).stdout.splitlines()[-1])["predictions"]
+    rows = json.loads(call_here("evaluate", *typed).stdout.splitlines()[-1])["predictions"]
     assert [row["true_class"] for row in rows] == [*names[:6]]
     Image.fromarray(PIXELS[0]).save(tmp_path / "0.png")
-    (predicted,) = json.loads(call_here(predict_main, "run", "--json", "--weights=last", "0.png").stdout)
+    (predicted,) = json.loads(call_here("predict", "run", "--json", "--weights=last", "0.png").stdout)
     assert predicted["probability"] == pytest.approx(rows[0]["probability"], abs=1e-6)
     assert load_model(tmp_path / "run", "last", "cpu")(PIXELS[0])[0].label == rows[0]["predicted_class"]
 

@@ -13,8 +13,6 @@ from tests.conftest import CallHere, Printed, result_of
 from tests.support.contract import check_contract
 from tests.support.pictures import draw
 from vitmnist import load_dataset
-from vitmnist.cli.evaluate import main as evaluate_main
-from vitmnist.cli.predict import main as predict_main
 from vitmnist.data.datasets import hugging_face
 from vitmnist.data.images import ColorMode, ImageReader, to_tensor
 from vitmnist.errors import ConfigError, DataError, MissingExtraError
@@ -83,9 +81,9 @@ def test_a_run_is_resumed_and_used(tmp_path: Path, succeed: Printed, call_here: 
     succeed("resume=run", "epochs=2")
     assert len(result_of(tmp_path / "run")["epochs"]) == 2
     typed = ["run", "--json", "--predictions", "--weights=last"]
-    row = json.loads(call_here(evaluate_main, *typed).stdout.splitlines()[-1])["predictions"][0]
+    row = json.loads(call_here("evaluate", *typed).stdout.splitlines()[-1])["predictions"][0]
     (tmp_path / "0.jpg").write_bytes(encode(int(Path(row["image"]).name)))
-    (predicted,) = json.loads(call_here(predict_main, "run", "--json", "--weights=last", "0.jpg").stdout)
+    (predicted,) = json.loads(call_here("predict", "run", "--json", "--weights=last", "0.jpg").stdout)
     assert predicted["probability"] == pytest.approx(row["probability"], abs=1e-6)
     before = load(path).train.images
     rows(range(30, 60)).to_parquet(path)

@@ -8,7 +8,6 @@ import pytest
 from tests.conftest import CallHere
 from tests.support.processes import run_python
 from tests.support.scripts import SLOW_DATA, diagnose
-from vitmnist.__main__ import main
 from vitmnist.diagnosis.script_report import NO_BATCHES, NO_LOADER
 
 
@@ -158,7 +157,7 @@ sys.exit()
     ],
 )
 def test_a_bad_command_line_is_explained(call_here: CallHere, code: int, arguments: list[str], message: str) -> None:
-    process = call_here(main, "diagnose", *arguments)
+    process = call_here("diagnose", *arguments)
     assert process.returncode == code
     assert message in process.stderr
     assert "Traceback" not in process.stderr

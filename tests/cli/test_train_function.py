@@ -16,15 +16,12 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.version import VersionBase
-from omegaconf import OmegaConf
 
 import vitmnist
 from tests.conftest import PLAIN, Printed, Start, assert_same_run, assert_same_weights, result_of, write_mnist_like
 from tests.support.pages import README, blocks
 from tests.support.processes import REPOSITORY, SignalAfterEpoch
-from vitmnist.cli.arguments import to_overrides
 from vitmnist.cli.train_function import RUN_LOCK
 from vitmnist.errors import ConfigError, DataError, RunInterrupted, TrainingError
 from vitmnist.runtime.signals import handle_signals
@@ -126,45 +123,6 @@ def test_runs_of_one_process_are_equal_also_in_a_loop_of_asyncio_and_in_a_thread
         assert_same_weights(runs / "whole", tmp_path / name)
 
 
-def test_keywords_become_overrides() -> None:
-    keys: dict[str, Any] = {
-        "epochs": 3,
-        "ema_decay": np.float64(0.5),
-        "patience": None,
-        "model": "cnn",
-        "init_skip": ["head.*", "a b"],
-        "lr_scale": {"*": 0.1, "blocks.[0-3], a b": 1},
-        "device": "cpu",
-        "data": {"loader": "disk", "drop_last": np.bool_(True), "dataset": {"path": Path("it is é")}},
-        "data.loader.num_workers": 4,
-        "data/augment": "shift",
-        "resume": Path("it is"),
-    }
-    assert [*to_overrides(keys)] == [
-        *("epochs=3", "ema_decay=0.5", "patience=null", "model=cnn", "init_skip=['head.*','a b']"),
-        *(r"lr_scale={*:0.1,blocks.\[0-3\]\,\ a\ b:1}", "device=cpu", "data/loader=disk"),
-        *("data.drop_last=true", "data.dataset.path='it is é'"),
-        *("data.loader.num_workers=4", "data/augment=shift", "resume=it is"),
-    ]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "null", "true", "1e3", "1_000", "a,b", "choice(1,2)", "it's", "[a]", "a\\", "é", "ø/x"),
-        *("a ${b}", "${b}", r"\${b}", r"a\\${it's} ${", r"\b"),
-        *(1e-05, 1e16, -3, True, [[]], [None, "3"], [{"a b": 1, r"(a)\d,[b]:{c}=": 2}]),
-    ],
-    ids=repr,
-)
-def test_a_value_arrives_as_it_is(value: object) -> None:
-    (override,) = to_overrides({"key": value})
-    parsed = OmegaConf.create({"key": OverridesParser.create().parse_override(override).value()})
-    arrived = OmegaConf.to_container(parsed, resolve=True)["key"]
-    assert arrived == value
-    assert type(arrived) is type(value)
-
-
 @pytest.mark.parametrize(
     ("overrides", "keys", "message"),
     [
@@ -227,26 +185,6 @@ def test_ctrl_c_saves_a_run_that_is_resumed_bit_for_bit(stateful: list[str], sta
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.parametrize(
-    ("signum", "epochs", "raised", "status"),
-    [(signal.SIGTERM, 2, RunInterrupted, "interrupted"), (signal.SIGINT, 1, KeyboardInterrupt, "completed")],
-)
-def test_no_signal_is_lost(
-    signum: int, epochs: int, raised: type[BaseException], status: str, quick: list[str], tmp_path: Path
-) -> None:
-    """The first stops the run after its epoch; the second arrives in the last one."""
-    handler = SignalAfterEpoch(signum)
-    logging.getLogger("vitmnist").addHandler(handler)
-    try:
-        message = r"was received; results: cut, resume with\n    vitmnist.train\(resume='cut'\)$"
-        # A background job of a shell ignores SIGINT.
-        with handle_signals(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
-            vitmnist.train(*quick, folder="cut", epochs=epochs)
-    finally:
-        logging.getLogger("vitmnist").removeHandler(handler)
-    assert result_of(tmp_path / "cut")["status"] == status
-
-
 def test_two_runs_at_a_time_are_refused(quick: list[str]) -> None:
     with RUN_LOCK, pytest.raises(ConfigError, match="another thread of this process trains"):
         vitmnist.train(*quick)
@@ -294,3 +232,23 @@ def test_the_documented_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: 
     assert "Evaluation(" in printed[1]
     assert "[Prediction(" in printed[1]
     assert "\nResult(completed, 2 epochs, eval_acc " in f"\n{printed[2]}"
+
+
+@pytest.mark.parametrize(
+    ("signum", "epochs", "raised", "status"),
+    [(signal.SIGTERM, 2, RunInterrupted, "interrupted"), (signal.SIGINT, 1, KeyboardInterrupt, "completed")],
+)
+def test_no_signal_is_lost(
+    signum: int, epochs: int, raised: type[BaseException], status: str, quick: list[str], tmp_path: Path
+) -> None:
+    """The first stops the run after its epoch; the second arrives in the last one."""
+    handler = SignalAfterEpoch(signum)
+    logging.getLogger("vitmnist").addHandler(handler)
+    try:
+        message = r"was received; results: cut, resume with\n    vitmnist.train\(resume='cut'\)$"
+        # A background job of a shell ignores SIGINT.
+        with handle_signals(signal.default_int_handler, signal.SIGINT), pytest.raises(raised, match=message):
+            vitmnist.train(*quick, folder="cut", epochs=epochs)
+    finally:
+        logging.getLogger("vitmnist").removeHandler(handler)
+    assert result_of(tmp_path / "cut")["status"] == status

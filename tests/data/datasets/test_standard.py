@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +12,10 @@ import torch
 from torchvision import datasets as torchvision_datasets
 
 from tests.conftest import write_idx, write_mnist_like
-from vitmnist.data.channel_statistics import compute_statistics
+from tests.support.cifar import write_cifar
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import BUNDLED_MNIST, FILES, read_idx
 from vitmnist.errors import ConfigError, DataError
-
-
-def kmnist(root: Path, **sizes: int) -> Dataset:
-    return load_dataset("kmnist", root=str(root), **sizes)
 
 
 def test_the_bundled_mnist_equals_torchvisions_download(tmp_path: Path) -> None:
@@ -39,11 +37,11 @@ def test_the_bundled_mnist_equals_torchvisions_download(tmp_path: Path) -> None:
 
 
 def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
-    small = kmnist(tiny_root, train_size=4, test_size=3)
+    small = load_dataset("kmnist", root=str(tiny_root), train_size=4, test_size=3)
     assert torch.equal(small.train.images, tiny.train.images[:4])
     assert torch.equal(small.test.labels, tiny.test.labels[:3])
     with pytest.raises(ConfigError, match=r"test_size=0: must be at least 1"):
-        kmnist(tiny_root, test_size=0)
+        load_dataset("kmnist", root=str(tiny_root), test_size=0)
     with pytest.raises(DataError, match="kmnist: there are no training images"):
         replace(tiny, train=tiny.train.subset(slice(0)))
 
@@ -51,7 +49,7 @@ def test_sizes_take_the_first_images(tiny_root: Path, tiny: Dataset) -> None:
 def test_a_missing_set_names_the_folder_and_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision_datasets.KMNIST, "mirrors", ["http://127.0.0.1:9/"])
     with pytest.raises(DataError) as caught:
-        kmnist(tmp_path)
+        load_dataset("kmnist", root=str(tmp_path))
     message = str(caught.value)
     assert str(tmp_path / "KMNIST" / "raw") in message
     assert "set data.root to a folder that has them" in message
@@ -93,15 +91,54 @@ def test_files_that_do_not_fit_together_are_refused(
     write_mnist_like(folder)
     write_idx(folder / name, array)
     with pytest.raises(DataError, match=message):
-        kmnist(tmp_path)
+        load_dataset("kmnist", root=str(tmp_path))
 
 
-def test_statistics_match_their_definition() -> None:
-    generator = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (2345, 3, 50, 4), generator=generator, dtype=torch.uint8)  # several chunks
-    images[:, 2] = 9
-    mean, std = compute_statistics(images)
-    scaled = images.double() / 255
-    assert torch.tensor(mean).allclose(scaled.mean(dim=(0, 2, 3)).float())
-    assert torch.tensor(std[:2]).allclose(scaled.std(dim=(0, 2, 3), unbiased=False)[:2].float())
-    assert std[2] == 1 / 255
+SOURCES = {"cifar10": torchvision_datasets.CIFAR10, "cifar100": torchvision_datasets.CIFAR100}
+
+
+@pytest.fixture(params=SOURCES)
+def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a dataset with small files in `tmp_path`."""
+    write_cifar(tmp_path, SOURCES[request.param], 4, monkeypatch)
+    monkeypatch.setattr(SOURCES[request.param], "url", "http://127.0.0.1:9/")
+    return request.param
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_images_equal_torchvisions(
+    name: str, tmp_path: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOURCES[name]
+    references = [source(str(tmp_path), train=is_train) for is_train in (True, False)]
+    if packed:
+        archive = tmp_path / source.filename
+        with tarfile.open(archive, "w:gz") as opened:
+            opened.add(tmp_path / source.base_folder, source.base_folder)
+        shutil.rmtree(tmp_path / source.base_folder)
+        monkeypatch.setattr(source, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    cifar = load_dataset(name, root=str(tmp_path))
+    for split, reference in zip((cifar.train, cifar.test), references, strict=True):
+        assert torch.equal(split.images, torch.from_numpy(reference.data).permute(0, 3, 1, 2))
+        assert split.labels.tolist() == reference.targets
+        assert list(split.classes) == reference.classes
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "archive"])
+def test_files_that_differ_from_the_published_checksum_are_refused(name: str, tmp_path: Path, damage: str) -> None:
+    """The message names the archive and the folder that it belongs in."""
+    source = SOURCES[name]
+    path = tmp_path / source.base_folder / source.test_list[0][0]
+    if damage == "truncated":
+        path.write_bytes(path.read_bytes()[:-100])
+    else:
+        path.unlink()
+    if damage == "archive":
+        (tmp_path / source.filename).write_bytes(b"no archive")
+    with pytest.raises(DataError) as caught:
+        load_dataset(name, root=str(tmp_path))
+    missing, advice = str(caught.value).split("\n")
+    assert missing.startswith(
+        f"{source.__name__} is not in {tmp_path} as it was published, and could not be downloaded"
+    )
+    assert advice == f"Put {source.filename} into {tmp_path}, or set data.root to a folder that has them"

@@ -10,11 +10,8 @@ import torch
 from torch import nn
 
 from tests.conftest import AddMembers, Printed, result_of
-from tests.support.image_folders import write_folder
-from vitmnist.cli.evaluate import main as evaluate_main
+from tests.support.image_folders import overrides
 from vitmnist.cli.export import FORMATS
-from vitmnist.cli.export import main as export_main
-from vitmnist.cli.predict import main as predict_main
 from vitmnist.inference.trained_model import load_model
 from vitmnist.models import MODELS
 from vitmnist.models.cnn import CNNOptions
@@ -22,17 +19,11 @@ from vitmnist.registry import Member
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "images")
-
-
-@pytest.fixture
-def smaller(folder: Path, tmp_path: Path) -> list[str]:
+def smaller(folder: Path) -> list[str]:
     """Overrides that keep pictures at 20×20, for a model with an input of 12×12."""
-    data = ["data/dataset=image_folder", f"data.dataset.path={folder}", f"data.root={tmp_path / 'root'}"]
     options = ["data.dataset.size=20", "data.dataset.mode=rgb", "data.dataset.resize=crop", "data.normalize=imagenet"]
     model = ["model=vit", "model.patch_size=6", "model.dim=8", "model.depth=1", "model.heads=2", "model.head_dim=4"]
-    return [*data, *options, *model, "data/augment=crops", "data.crop_size=12", "batch_size=8", "epochs=2"]
+    return [*overrides(folder), *options, *model, "data/augment=crops", "data.crop_size=12", "batch_size=8", "epochs=2"]
 
 
 def test_a_model_of_the_crops_size_is_trained_and_used(
@@ -48,14 +39,14 @@ def test_a_model_of_the_crops_size_is_trained_and_used(
     def printed(program: Any, *arguments: str) -> Any:
         return json.loads(output_of(program, "run", *arguments).splitlines()[-1])
 
-    evaluation = printed(evaluate_main, "--json", "--predictions", "--weights=last", "--split=validation")
+    evaluation = printed("evaluate", "--json", "--predictions", "--weights=last", "--split=validation")
     assert evaluation["acc"] == pytest.approx(result_of(tmp_path / "run")["epochs"][-1]["eval_acc"])
     files = [str(folder / row["image"]) for row in evaluation["predictions"]]
     for row, prediction in zip(
-        evaluation["predictions"], printed(predict_main, "--json", "--weights=last", *files), strict=True
+        evaluation["predictions"], printed("predict", "--json", "--weights=last", *files), strict=True
     ):
         assert prediction["probability"] == pytest.approx(row["probability"], abs=1e-6)
-    output_of(export_main, "run", "--format=torch", "--output=model.pt2")
+    output_of("export", "run", "--format=torch", "--output=model.pt2")
     assert json.loads((tmp_path / "model.pt2.json").read_text())["images"]["shape"] == [None, 3, 20, 20]
     images = torch.randint(0, 256, (2, 3, 20, 20), dtype=torch.uint8)
     exported = FORMATS["torch"].load((tmp_path / "model.pt2").read_bytes())

@@ -1,5 +1,6 @@
-"""The monitored metric chooses the best epoch, and ends a run that no longer improves."""
+"""The metrics of an epoch have names of their own and finite values; the monitored one chooses the best epoch."""
 
+import math
 import os
 import re
 import signal
@@ -9,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Printed, Train, result_of
+from tests.conftest import AddMembers, Printed, Train, result_of
 from vitmnist import trainer
 from vitmnist.checkpoint import storage
-from vitmnist.errors import ExitCode
-from vitmnist.metrics.epoch_record import Monitor
-from vitmnist.metrics.epoch_table import find_metric
+from vitmnist.errors import ExitCode, TrainingError
+from vitmnist.metrics import METRICS, BatchMetric, Metric
+from vitmnist.metrics.epoch_record import Monitor, check_metrics
+from vitmnist.metrics.epoch_table import build_epoch_table, find_metric
+from vitmnist.registry import Member
 from vitmnist.runtime.world import World
 from vitmnist.training import loop
 
@@ -112,3 +115,25 @@ def test_a_signal_stops_the_pass_over_the_test_split(
     result = result_of(tmp_path / "run")
     assert (result["status"], result["epochs"]) == ("completed", stopped["epochs"])
     assert result["test"]["test_acc"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [("eval_acc", math.nan, ""), ("eval_acc", math.inf, ""), ("eval_loss", math.inf, "; try a smaller optimizer.lr")],
+)
+def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice: str) -> None:
+    """Otherwise the run could be neither resumed nor reported. A negative value is allowed."""
+    check_metrics({"eval_mcc": -0.03, "gpu_peak_mib": None}, "epoch 1")
+    with pytest.raises(TrainingError, match=f"^epoch 1: {name} is {value}; it must be finite{advice}$"):
+        check_metrics({"eval_mcc": -0.03, name: value}, "epoch 1")
+
+
+def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
+    assert "eval_late" not in build_epoch_table()
+    add_members(METRICS, late=Member(BatchMetric("%", tag="late"), max))
+    assert {"train_late", "eval_late"} <= build_epoch_table().keys()
+    add_members(METRICS, loss=Member(BatchMetric("%", tag="other"), max))
+    with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
+        build_epoch_table()
+    with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetric or a ConfusionMetric"):
+        METRICS.register("plain", Metric("%", tag="plain"))

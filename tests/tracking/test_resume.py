@@ -9,7 +9,6 @@ import yaml
 
 from tests.conftest import Printed, Train, assert_same_run, result_of, write_mnist_like
 from vitmnist.checkpoint import storage
-from vitmnist.cli.evaluate import main as evaluate
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.result import CONFIG_FILE
 from vitmnist.tracking.resume import load_recorded_config
@@ -67,7 +66,7 @@ def test_a_record_without_an_option_of_a_member_has_its_default_and_without_anot
         del model["width"]
     storage.write_checkpoint(run, state)
     record.write_text(yaml.safe_dump(recorded, sort_keys=False))
-    output_of(evaluate, "cut")
+    output_of("evaluate", "cut")
     succeed("resume=cut", "max_minutes=null")
     assert_same_run(runs / "whole", run)
     for config in (state["config"], recorded):

@@ -17,7 +17,6 @@ import pytest
 from tests.conftest import CallHere, Printed, Start, Train, assert_same_run, result_of
 from tests.support.pages import blocks
 from tests.support.processes import REPOSITORY
-from vitmnist.cli.status import main as status
 
 BEGINS, RESUMES, DONE = "epoch 1/2", "resumed after", "completed, epoch 2/2"
 REFUSED = "holds records already, which would be overwritten"
@@ -108,7 +107,7 @@ def test_without_checkpoints_no_run_is_extended(
 
 def test_states_of_runs_are_told_apart(quick: list[str], start: Start, tmp_path: Path, call_here: CallHere) -> None:
     def rows() -> list[list[str]]:
-        return [line.split() for line in call_here(status, "runs").stdout.splitlines()[1:]]
+        return [line.split() for line in call_here("status", "runs").stdout.splitlines()[1:]]
 
     running = start(*quick, "epochs=100000", "hydra.run.dir=runs/a", output="a.log").until("epoch 2/")
     ((name, state, done, *_),) = rows()
@@ -128,7 +127,7 @@ def test_json_has_plain_values(runs: Path, tmp_path: Path, call_here: CallHere) 
     shutil.copytree(runs, tmp_path / "runs")
     (tmp_path / "runs" / "odd" / ".hydra").mkdir(parents=True)
     (tmp_path / "runs" / "odd" / ".hydra" / "config.yaml").write_text("seed: 1")
-    cut, odd, whole = json.loads(call_here(status, "--json", "runs").stdout)
+    cut, odd, whole = json.loads(call_here("status", "--json", "runs").stdout)
     assert cut["state"] == "interrupted"
     values = {"folder": "runs/whole", "name": None, "tags": [], "state": "completed", "epochs_done": 2, "epochs": 2}
     assert whole == values | {"written_at": result_of(runs / "whole")["ended_at"]}

@@ -1,15 +1,13 @@
-"""The program as it is used: runs, sweeps, their records, and one message for each mistake."""
+"""Each mistake on the command line gets one message, and leaves no records."""
 
 import pickle
-import re
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hydra import compose, initialize_config_dir
 
-from tests.conftest import Printed, Train, result_of
+from tests.conftest import Printed, Train
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.config import CONF
 from vitmnist.config.schema import Config
@@ -18,40 +16,6 @@ from vitmnist.errors import ExitCode
 from vitmnist.runtime.run_folder import lock_folder
 from vitmnist.tracking.runs import find_runs
 from vitmnist.training.checks import check_config
-
-
-def test_a_file_of_config_dir_that_the_project_has_too_is_refused(refuse: Printed, tmp_path: Path) -> None:
-    (tmp_path / "own" / "model").mkdir(parents=True)
-    (tmp_path / "own" / "model" / "cnn.yaml").write_text("width: 4")
-    assert "cnn.yaml would be ignored: the project has a file of that name" in refuse("--config-dir=own")
-
-
-def test_a_run_leaves_its_records(succeed: Printed, quick: list[str], tmp_path: Path) -> None:
-    printed = succeed(*quick, "data/loader=gpu_slice", "seed=5", "logger=tensorboard")
-    (folder,) = (tmp_path / "outputs" / "runs").glob("*/*")
-    assert f"tensorboard --logdir {folder.parent.relative_to(tmp_path)}\n" in printed
-    result = result_of(folder)
-    assert (result["status"], result["error"]) == ("completed", None)
-    assert ("data/loader=gpu_slice" in result["overrides"], result["config"]["logger"]) == (True, ["tensorboard"])
-    config = result["config"]
-    assert (config["data"]["loader"]["name"], config["model"]["name"]) == ("gpu_slice", "cnn")
-    assert (config["batch_size"], config["seed"], result["device"]) == (6, 5, "cpu")
-    assert (result["dataset"]["train_size"], result["dataset"]["test_size"]) == (23, 7)
-    assert len(set(result["dataset"]["sha256"].values())) == 4
-    assert result["environment"]["torch"]
-    assert [epoch["epoch"] for epoch in result["epochs"]] == [0, 1]
-    for epoch in result["epochs"]:
-        assert epoch["epoch_s"] == pytest.approx(epoch["train_s"] + epoch["eval_s"])
-        assert 0 < epoch["data_wait_s"] + epoch["compute_s"] <= epoch["train_s"]
-        assert epoch["images_per_s"] == pytest.approx(23 / epoch["train_s"])
-        assert epoch["host_peak_mib"] > 50
-        assert epoch["gpu_peak_mib"] is None
-    assert (result["setup_s"] > 0, result["compile_s"]) == (True, None)
-    assert yaml.safe_load((folder / ".hydra" / "config.yaml").read_text()) == result["config"]
-    assert yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text()) == result["overrides"]
-    assert re.match(r"\d\d:\d\d:\d\d  ", printed)
-    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}  ", (folder / "vitmnist.log").read_text())
-
 
 MISTAKES = {  # found when the values are composed and checked
     "data/loader=gpu_slise": "data/loader=gpu_slise: there is no such member; did you mean 'gpu_slice'? allowed: ",
@@ -152,26 +116,6 @@ def test_a_mistake_gets_one_message_and_leaves_no_records(
     assert find_runs([tmp_path]) == [tmp_path / "used" / "0"]
 
 
-def test_a_completed_run_says_how_to_train_further(
-    succeed: Printed, refuse: Printed, quick: list[str], tmp_path: Path
-) -> None:
-    printed = succeed(*quick, "hydra.run.dir=here", "logger=[{name: tensorboard}]")
-    assert "tensorboard --logdir .\n" in printed
-    kept = {path: path.read_bytes() for path in (tmp_path / "here").rglob("*.*") if path.is_file()}
-    del kept[tmp_path / "here" / "vitmnist.log"]
-    # No step is left that these keys would affect. The recorded times are those of the old loader.
-    for typed in ([], ["logger=[]", "log.every_steps=3"], ["data/loader=disk"]):
-        again = succeed("resume=here", *typed)
-        assert "here: completed, epoch 2/2, eval_acc " in again
-        assert "; to continue, set resume=here epochs=N" in again
-    refuse("resume=here", "optimizer.lr=0.5")
-    fewer = refuse("resume=here", "epochs=1")
-    assert "epochs=1: the run has already started epoch 2; set epochs=2 or more" in fewer
-    assert {path: path.read_bytes() for path in kept} == kept
-    succeed("resume=here", "epochs=3")
-    assert [epoch["epoch"] for epoch in result_of(tmp_path / "here")["epochs"]] == [0, 1, 2]
-
-
 def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
     train_here: Train, refuse: Printed, quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,3 +127,17 @@ def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
             assert ended.returncode == ExitCode.UNFINISHED
             assert "Traceback" in ended.stderr
             assert "InUseError: here: in use by another run" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        ("fast_dev_run=true", "limit_batches=10"),
+        ("trainer.limit_val_batches=2", "limit_batches"),
+        ("+debug=1", "limit_batches=10"),
+        ("task_name=a", "name"),
+    ],
+)
+def test_keys_of_other_trainers_lead_to_those_here(typed: str, key: str, refuse: Printed) -> None:
+    name = typed.lstrip("+").partition("=")[0]
+    assert refuse(typed) == f"error: {name}: there is no such key; set {key}\n"

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -18,7 +19,7 @@ from tests.conftest import Printed, overrides_for
 from tests.support.pages import blocks
 from tests.support.pictures import draw, write_pictures
 from tests.support.processes import REPOSITORY
-from vitmnist.cli.predict import main as predict_main
+from vitmnist.checkpoint import storage
 from vitmnist.cli.train import main as train
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError, DataError
@@ -61,7 +62,7 @@ def predicted(output_of: Printed, folder: Path) -> Any:
     """What `vitmnist predict` prints for a file."""
 
     def predict(run: str, file: Path) -> Prediction:
-        (row,) = json.loads(output_of(predict_main, run, "--json", "--device=cpu", str(file), folder=folder))
+        (row,) = json.loads(output_of("predict", run, "--json", "--device=cpu", str(file), folder=folder))
         return Prediction(row["class"], row["probability"], row["all"])
 
     return predict
@@ -207,6 +208,23 @@ def test_a_model_that_cannot_be_loaded_is_refused(
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=message):
         vitmnist.load_model(*arguments)
+
+
+def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(trained / "run", tmp_path / "run")
+    checkpoints = folder / "checkpoints"
+    assert not (checkpoints / "best.pt").exists(), "selected on the test split"
+    storage.write_checkpoint(folder, storage.read_newest_checkpoint(folder), is_best=True)
+    for name in ("final", "best", "last"):
+        assert vitmnist.load_model(folder, name, "cpu").weights.stem == name
+    (checkpoints / "best.pt").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"best\.pt: is damaged"):
+        vitmnist.load_model(folder, "best", "cpu")
+    for name in ("best.pt", "final.safetensors"):
+        (checkpoints / name).unlink()
+    assert vitmnist.load_model(folder, device="cpu").weights.stem == "last"
+    with pytest.raises(ConfigError, match="holds no final weights"):
+        vitmnist.load_model(folder, "final", "cpu")
 
 
 def test_objects_are_shown_in_a_line(digits: TrainedModel, tiny: Dataset) -> None:
