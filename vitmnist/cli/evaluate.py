@@ -47,9 +47,8 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `describe_evaluation` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
     for name, member in METRICS.members().items():
-        metric, value = member.declaration, metrics[name]
-        digits = 2 if metric.digits is None else metric.digits
-        lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
+        value = metrics[name]
+        lines.append(f"{name} {'–' if value is None else member.declaration.format(value)}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]

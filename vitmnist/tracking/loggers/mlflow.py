@@ -12,7 +12,7 @@ from PIL import Image
 from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_run_scalars, get_step_scalars
 from vitmnist.tracking.result import Result
 
 
@@ -49,7 +49,7 @@ class MLflow(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._log("metrics", self._metrics(get_test_scalars(self._result), len(self._result.epochs), time.time()))
+        self._log("metrics", self._metrics(get_run_scalars(self._result), len(self._result.epochs), time.time()))
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
         self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 
