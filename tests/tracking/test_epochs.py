@@ -73,6 +73,19 @@ def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_me
         METRICS.register("plain", Metric("%", tag="plain"))
 
 
+def test_a_headline_is_in_the_first_groups_of_tensorboard_and_in_the_log_line(
+    add_members: AddMembers, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_members(METRICS, late=Member(BatchMetric("%", tag="late", digits=1, is_headline=True), max))
+    table = build_epoch_table()
+    assert [table[name].tag for name in ("train_late", "eval_late")] == ["train/late", "eval/late"]
+    caplog.set_level("INFO")
+    result = SimpleNamespace(epochs=[dict.fromkeys(table, 1.0) | {"epoch": 0}], eval_split="test")
+    log_epoch(result, 2, table["eval_acc"])
+    values = "loss 1.0000 acc 1.00% late 1.0%"
+    assert f"epoch 1/2  train {values}  test {values}  1.00 s, 1.0% of training waiting for data, 1 im" in caplog.text
+
+
 @pytest.mark.parametrize(("name", "is_added"), [("eval_s", True), ("eval_acc", False)])
 def test_the_log_line_of_an_epoch_shows_the_monitored_metric(
     name: str, is_added: bool, caplog: pytest.LogCaptureFixture

@@ -33,12 +33,11 @@ def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mappi
     """Collect the metrics of an evaluation and of each class, for JSON; values that are not finite become None."""
     by_class = compute_class_metrics(matrix, classes).items()
     images = matrix.sum(dim=1).tolist()
+    rows = [{"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)]
     return {
         "images": int(matrix.sum()),
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
-        "classes": [
-            {"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)
-        ],
+        "classes": rows,
         "confusion_matrix": matrix.tolist(),
     }
 

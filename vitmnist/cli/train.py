@@ -68,8 +68,7 @@ def run_command(stop: StopSignal, world: World) -> None:
             run_sweep(arguments, values, hydra_values, stop)  # This is an error if there are other ranks.
             return
         with configure_run(arguments, values, hydra_values) as run:
-            sent = {"folder": str(run.folder), "config": to_json_values(run.config)}
-            world.broadcast_object(lambda: sent)  # To `follow_main_rank`
+            world.broadcast_object(lambda: {"folder": str(run.folder), "config": to_json_values(run.config)})
             configure_log(hydra_values.job_logging, hydra_values.verbose)
             command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
             with add_resume_hint(run.folder, command):

@@ -21,13 +21,11 @@ class Metric:
 
     Args:
         unit: s, %, MiB or images/s; empty for a loss or a number without a unit.
-        tag: the tag in TensorBoard. A registered metric has the tags `train/TAG` and `eval/TAG` if it is a headline, or
-            else `verbose/train_TAG` and `verbose/eval_TAG`.
+        tag: the tag in TensorBoard. A registered metric is shown as `verbose/train_TAG` and `verbose/eval_TAG`.
         column: the title of the column in the report; None: no column.
         digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
-        is_headline: a registered metric is in TensorBoard's first groups and in the log line of an epoch; a metric of a
-            run is in the main table of the report, not in the folded one.
+        is_headline: show a registered metric as `train/TAG` and `eval/TAG`, and in the log line of an epoch.
     """
 
     unit: str

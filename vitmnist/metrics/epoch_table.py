@@ -18,8 +18,7 @@ class EpochMetric(Metric):
 
     Args:
         name: the key in the record.
-        summary: the value of a run: that of the selected epoch (`Run.value_of`), or the median or the maximum over the
-            epochs since the last start (`summarize`).
+        summary: a run counts with the value of its selected epoch, or with the median or maximum over its epochs.
     """
 
     name: str = field(kw_only=True)
@@ -81,9 +80,8 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         *MACHINE_METRICS,
     ]
     by_name = {metric.name: metric for metric in table}
-    if duplicates := {metric.name for metric in table if metric is not by_name[metric.name]}:
-        names = ", ".join(sorted(duplicates))
-        raise ValueError(f"two metrics are called {names}; choose another name in vitmnist/metrics")
+    if duplicates := sorted({metric.name for metric in table if metric is not by_name[metric.name]}):
+        raise ValueError(f"two metrics are called {', '.join(duplicates)}; choose another name in vitmnist/metrics")
     return by_name
 
 

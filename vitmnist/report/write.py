@@ -161,8 +161,8 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
     rows = comparison.sorted_rows
-    headlines = [metric for metric in RUN_METRICS if metric.is_headline]
-    main_metrics: list[EpochMetric | RunMetric] = [comparison.metric, *headlines, EPOCH_S]
+    run_quality = [metric for metric in RUN_METRICS if metric.is_quality]
+    main_metrics: list[EpochMetric | RunMetric] = [comparison.metric, *run_quality, EPOCH_S]
     columns: dict[str, list[str]] = {}
     for column in comparison.columns:
         values = [row.values.get(column, EMPTY_CELL) for row in rows]
@@ -219,8 +219,7 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
                 values = row.quality_by_seed(name).values() if metric.is_quality else ()
                 spread = Spread.of(values) if values else row.spreads.get(name)
                 cells[name] = fmean(values) if values else spread and spread.median
-                cells[f"{name}_low"] = spread and spread.low
-                cells[f"{name}_high"] = spread and spread.high
+                cells |= {f"{name}_low": spread and spread.low, f"{name}_high": spread and spread.high}
             cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
             rows.append(cells)
     return encode_csv(list(rows[0]), rows)

@@ -128,7 +128,7 @@ class RunMetric(Metric):
     Args:
         name: the column in `report.csv`.
         read: returns the value; None if it was not measured.
-        is_quality: whether the value depends on the weights: the report compares it over seeds, and others over rounds.
+        is_quality: as `EpochMetric.is_quality`. The column is in the main table of the report, others are folded.
     """
 
     name: str
@@ -142,7 +142,6 @@ RUN_METRICS = (
         name="test_acc",
         read=lambda result: (result.test or {}).get("test_acc"),
         is_quality=True,
-        is_headline=True,
     ),
     RunMetric("s", "", "set-up, s", name="setup_s", read=lambda result: result.setup_s),
 )

@@ -51,9 +51,8 @@ class Run:
     def is_timed(self) -> bool:
         """Whether the times of the run can be compared: it completed, alone on its machine, with a steady epoch."""
         epochs = self.result.epochs
-        if self.result.status != "completed" or self.overlapping or len(epochs_since_last_start(epochs)) < 2:
-            return False
-        return summarize(epochs, EPOCH_S) is not None
+        is_steady = len(epochs_since_last_start(epochs)) > 1 and summarize(epochs, EPOCH_S) is not None
+        return self.result.status == "completed" and not self.overlapping and is_steady
 
     def overlaps(self, other: Run) -> bool:
         """Whether another run was active at the same time."""

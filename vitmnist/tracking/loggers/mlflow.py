@@ -37,10 +37,9 @@ class MLflow(Logger):
         notes = {"mlflow.note.content": config["notes"]} if config.get("notes") else {}
         tags = {"folder": str(folder.absolute()), **dict.fromkeys(config.get("tags") or (), "true"), **notes}
         self._client = self._call(mlflow.MlflowClient, options.uri)
-        experiment = self._call(self._client.get_experiment_by_name, options.experiment)
-        number = (
-            experiment.experiment_id if experiment else self._call(self._client.create_experiment, options.experiment)
-        )
+        title = options.experiment
+        experiment = self._call(self._client.get_experiment_by_name, title)
+        number = experiment.experiment_id if experiment else self._call(self._client.create_experiment, title)
         name = config.get("name") or folder.name
         self._id = self._call(self._client.create_run, number, tags=tags, run_name=name).info.run_id
         params = [mlflow.entities.Param(_key(key), str(value)) for key, value in flatten_keys(config).items()]
