@@ -78,12 +78,9 @@ class ReportRow:
         The runs of a round share the state of the machine; runs that are not timed count as a single round.
         """
         rounds = self.rounds.values() or [self.runs]
-        spreads: dict[str, Spread | None] = {}
-        for name, metric in build_run_table().items():
-            if not metric.is_quality:
-                values = [median(measured) for runs in rounds if (measured := _measured(runs, name))]
-                spreads[name] = Spread.of(values) if values else None
-        return spreads
+        names = [name for name, metric in build_run_table().items() if not metric.is_quality]
+        medians = {name: [median(values) for runs in rounds if (values := _measured(runs, name))] for name in names}
+        return {name: Spread.of(values) if values else None for name, values in medians.items()}
 
     @property
     def epoch_s(self) -> Spread | None:
