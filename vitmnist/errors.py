@@ -148,7 +148,7 @@ def classify_error(error: BaseException) -> Failure:
     if isinstance(error, MemoryError):
         return Failure(f"out of host memory; {LESS_HOST_MEMORY}", cause="memory")
     if isinstance(error, RuntimeError | ValueError):
-        for pattern, failure in FAILURES:
+        for pattern, failure in FAILURES.items():
             if match := re.search(pattern, str(error)):
                 return replace(failure, message=failure.message.format(text=match[0].strip()))
     if isinstance(error, OSError):  # For example, the disk is full. Some libraries set only the message.
@@ -159,63 +159,42 @@ def classify_error(error: BaseException) -> Failure:
 FEWER_WORKERS = "set a smaller num_workers, on the command line with data.loader.num_workers=N (0 needs none)"
 LESS_HOST_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=cache or disk, which read from files"
 LESS_GPU_MEMORY = "try a smaller batch_size, a smaller model, or data/loader=ram, which stores images in host memory"
-FAILURES = (
-    (
-        ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*",
-        Failure(
-            "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
-            f"start the container with more, as in docker run --shm-size=2g, or {FEWER_WORKERS}"
-        ),
+FAILURES = {
+    ".*(</torch_.*No space left|out of shared memory|insufficient shared memory).*": Failure(
+        "the shared memory /dev/shm, through which workers hand over their batches, is full or read-only: {text}; "
+        f"start the container with more, as in docker run --shm-size=2g, or {FEWER_WORKERS}"
     ),
-    (".*can't allocate memory.*", Failure(f"out of host memory: {{text}}; {LESS_HOST_MEMORY}", cause="memory")),
-    (
-        ".*(out of memory|CUBLAS_STATUS_ALLOC_FAILED).*",
-        Failure(f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"),
+    ".*can't allocate memory.*": Failure(f"out of host memory: {{text}}; {LESS_HOST_MEMORY}", cause="memory"),
+    ".*(out of memory|CUBLAS_STATUS_ALLOC_FAILED).*": Failure(
+        f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"
     ),
-    (
-        "^Could not determine home directory",
-        Failure("a path begins with ~ or ~USER, but that user has no home folder here; write the path in full"),
+    "^Could not determine home directory": Failure(
+        "a path begins with ~ or ~USER, but that user has no home folder here; write the path in full"
     ),
-    (
-        "^CUDA error.*",  # After a CUDA error, the process can no longer use the GPU.
-        Failure(
-            "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
-            "HYDRA_FULL_ERROR=1 shows where",
-            cause="device",
-        ),
+    # After a CUDA error, the process can no longer use the GPU.
+    "^CUDA error.*": Failure(
+        "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "
+        "HYDRA_FULL_ERROR=1 shows where",
+        cause="device",
     ),
-    (
-        r".*(/gloo/|caused pair closure|NCCL).*",
-        Failure(
-            "another rank does not answer: it failed (see its own message), was killed, or hung for "
-            "distributed.timeout_s: {text}"
-        ),
+    r".*(/gloo/|caused pair closure|NCCL).*": Failure(
+        "another rank does not answer: it failed (see its own message), was killed, or hung for "
+        "distributed.timeout_s: {text}"
     ),
-    (
-        "^Expected to have finished reduction in the prior iteration",
-        Failure("several ranks need a gradient for every parameter; freeze unused ones with lr_scale='{{NAME: 0}}'"),
+    "^Expected to have finished reduction in the prior iteration": Failure(
+        "several ranks need a gradient for every parameter; freeze unused ones with lr_scale='{{NAME: 0}}'"
     ),
-    (
-        "^Expected more than 1 value per channel when training",
-        Failure(
-            "batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is "
-            "the last one, else trainer.micro_batch=null or a larger batch_size"
-        ),
+    "^Expected more than 1 value per channel when training": Failure(
+        "batch normalisation cannot train on a batch or microbatch of one image; set data.drop_last=true if it is "
+        "the last one, else trainer.micro_batch=null or a larger batch_size"
     ),
-    (
-        r"\S+ does not have a deterministic implementation",
-        Failure(
-            "{text}, so a resumed run could differ in some bits; use another operation, or set "
-            "trainer.deterministic=false"
-        ),
+    r"\S+ does not have a deterministic implementation": Failure(
+        "{text}, so a resumed run could differ in some bits; use another operation, or set trainer.deterministic=false"
     ),
-    (
-        r"^DataLoader (timed out|worker \(pid).*",
-        Failure(
-            "disk: {text}: if the worker was killed, memory may have run out; if it is slow, set a larger "
-            f"data.loader.timeout_s (null waits forever); {FEWER_WORKERS}",
-            cause="worker",
-        ),
+    r"^DataLoader (timed out|worker \(pid).*": Failure(
+        "disk: {text}: if the worker was killed, memory may have run out; if it is slow, set a larger "
+        f"data.loader.timeout_s (null waits forever); {FEWER_WORKERS}",
+        cause="worker",
     ),
-)
+}
 """Errors of torch that users can fix: a pattern of the message, and the report, where `{text}` is the matching part."""

@@ -13,9 +13,9 @@ from PIL import Image
 from docs.scripts.screenshots import CHROMIUM, chromium
 from tests.support.processes import run_python
 from tests.support.records import the_only, timed_run, write, write_run
-from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.report.plots import draw_panels
 from vitmnist.report.write import write_report
+from vitmnist.tracking.runs import build_run_table
 
 
 def test_all_files_agree(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_all_files_agree(tmp_path: Path) -> None:
     with files["report.csv"].open() as file:
         table = list(csv.DictReader(file))
     measured = [(row["data/loader"], row["batch_size"], float(row["epoch_s"])) for row in table]
-    names = [metric.name for metric in build_epoch_table().values()]
+    names = build_run_table()
     assert {f"{name}{end}" for name in names for end in ("", "_low", "_high")} <= table[0].keys()
     assert measured == [(loader, str(size), 2.0 + index) for index, (loader, size) in enumerate(cells)]
     text, page = files["report.md"].read_text(), files["report.html"].read_text()

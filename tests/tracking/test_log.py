@@ -6,9 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import AddMembers
+from vitmnist.metrics import METRICS, BatchMetric
 from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.registry import Member
 from vitmnist.tracking.log import log_bottleneck, log_epoch
 from vitmnist.tracking.result import Result
+
+
+def test_a_headline_is_in_the_first_groups_of_tensorboard_and_in_the_log_line(
+    add_members: AddMembers, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_members(METRICS, late=Member(BatchMetric("%", tag="late", digits=1, is_headline=True), max))
+    table = build_epoch_table()
+    assert [table[name].tag for name in ("train_late", "eval_late")] == ["train/late", "eval/late"]
+    caplog.set_level("INFO")
+    result = SimpleNamespace(epochs=[dict.fromkeys(table, 1.0) | {"epoch": 0}], eval_split="test")
+    log_epoch(result, 2, table["eval_acc"])
+    values = "loss 1.0000 acc 1.00% late 1.0%"
+    assert f"epoch 1/2  train {values}  test {values}  1.00 s, 1.0% of training waiting for data, 1 im" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "is_added"), [("eval_s", True), ("eval_acc", False)])

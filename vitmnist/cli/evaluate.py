@@ -33,12 +33,11 @@ def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mappi
     """Collect the metrics of an evaluation and of each class, for JSON; values that are not finite become None."""
     by_class = compute_class_metrics(matrix, classes).items()
     images = matrix.sum(dim=1).tolist()
+    rows = [{"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)]
     return {
         "images": int(matrix.sum()),
         **{name: value if isfinite(value) else None for name, value in metrics.items()},
-        "classes": [
-            {"class": name, "images": count, **row} for (name, row), count in zip(by_class, images, strict=True)
-        ],
+        "classes": rows,
         "confusion_matrix": matrix.tolist(),
     }
 
@@ -47,9 +46,8 @@ def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `describe_evaluation` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
     for name, member in METRICS.members().items():
-        metric, value = member.declaration, metrics[name]
-        digits = 2 if metric.digits is None else metric.digits
-        lines.append(f"{name} –" if value is None else f"{name} {value:.{digits}f}{metric.unit}")
+        value = metrics[name]
+        lines.append(f"{name} {'–' if value is None else member.declaration.format(value)}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]

@@ -68,17 +68,12 @@ def run_command(stop: StopSignal, world: World) -> None:
             run_sweep(arguments, values, hydra_values, stop)  # This is an error if there are other ranks.
             return
         with configure_run(arguments, values, hydra_values) as run:
-            send_run(run, world)
+            world.broadcast_object(lambda: {"folder": str(run.folder), "config": to_json_values(run.config)})
             configure_log(hydra_values.job_logging, hydra_values.verbose)
             command = f"{format_command(world.size)} {shlex.quote(f'resume={display_path(run.folder)}')}"
             with add_resume_hint(run.folder, command):
                 if start_run(run, stop, world):
                     log_results(run.folder)
-
-
-def send_run(run: ConfiguredRun, world: World) -> None:
-    """Send the run of rank 0 to the other ranks."""
-    world.broadcast_object(lambda: {"folder": str(run.folder), "config": to_json_values(run.config)})
 
 
 def follow_main_rank(stop: StopSignal, world: World) -> None:

@@ -152,12 +152,11 @@ def run_log(folder: Path) -> Iterator[None]:
     level, propagate = logger.level, logger.propagate
     screen = logging.StreamHandler(sys.stdout)
     file = logging.FileHandler(folder / "vitmnist.log", encoding="utf-8", delay=True)
-    screen.setFormatter(logging.Formatter(TIMED_FORMAT, "%H:%M:%S"))
-    file.setFormatter(logging.Formatter(TIMED_FORMAT))
+    for handler, date_format in ((screen, "%H:%M:%S"), (file, None)):
+        handler.setFormatter(logging.Formatter(TIMED_FORMAT, date_format))
+        logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    for handler in (screen, file):
-        logger.addHandler(handler)
     try:
         yield
     finally:

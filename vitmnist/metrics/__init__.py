@@ -21,10 +21,11 @@ class Metric:
 
     Args:
         unit: s, %, MiB or images/s; empty for a loss or a number without a unit.
-        tag: the tag in TensorBoard. A registered metric is shown as `train/TAG` and `eval/TAG`.
+        tag: the tag in TensorBoard. A registered metric is shown as `verbose/train_TAG` and `verbose/eval_TAG`.
         column: the title of the column in the report; None: no column.
         digits: decimal places in the report; None: seconds with three significant digits.
         direction: whether the highest or the lowest value is the best.
+        is_headline: show a registered metric as `train/TAG` and `eval/TAG`, and in the log line of an epoch.
     """
 
     unit: str
@@ -32,6 +33,12 @@ class Metric:
     column: str | None = None
     digits: int | None = None
     direction: Literal["max", "min"] = "max"
+    is_headline: bool = False
+
+    def format(self, value: float) -> str:
+        """Format a value with its decimal places, by default four, and a percent sign."""
+        digits = 4 if self.digits is None else self.digits
+        return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
 
     @property
     def scale(self) -> int:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@METRICS.register("acc", BatchMetric("%", tag="acc", column="accuracy, %", digits=2))
+@METRICS.register("acc", BatchMetric("%", tag="acc", column="accuracy, %", digits=2, is_headline=True))
 def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Count the correct predictions; padding never counts, because its label is negative."""
     return (logits.argmax(dim=1) == labels).sum()

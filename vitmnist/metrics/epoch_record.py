@@ -30,15 +30,15 @@ def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochReco
 
 
 def summarize(epochs: Sequence[EpochRecord], metric: EpochMetric) -> float | None:
-    """Return the median speed or the peak memory over the epochs since the last start; None if it was not measured.
+    """Return the median or the maximum over the epochs since the last start; None if the metric was not measured.
 
     Medians skip the first epoch after a start (cold caches and allocators) if there is another.
     """
     epochs = epochs_since_last_start(epochs)
-    if metric.kind == "speed":
+    if metric.summary == "median":
         epochs = epochs[1:] or epochs
     values = [epoch[metric.name] for epoch in epochs if epoch.get(metric.name) is not None]
-    return float(max(values) if metric.kind == "memory" else median(values)) if values else None
+    return float(max(values) if metric.summary == "max" else median(values)) if values else None
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ class EpochMetric(Metric):
 
     Args:
         name: the key in the record.
-        kind: the report takes quality from one epoch (`Run.value_of`), and summarises speed and memory over epochs.
+        summary: a run counts with the value of its selected epoch, or with the median or maximum over its epochs.
     """
 
     name: str = field(kw_only=True)
-    kind: Literal["quality", "speed", "memory"] = field(kw_only=True)
+    summary: Literal["selected_epoch", "median", "max"] = field(kw_only=True)
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -30,34 +30,34 @@ class EpochMetric(Metric):
         """1 if a higher value is better, else -1."""
         return 1 if self.direction == "max" else -1
 
-    def format(self, value: float) -> str:
-        """Format a value with its decimal places, by default four, and a percent sign."""
-        digits = 4 if self.digits is None else self.digits
-        return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
+    @property
+    def is_quality(self) -> bool:
+        """Whether the metric depends on the weights: the report compares it over seeds, and others over rounds."""
+        return self.summary == "selected_epoch"
 
 
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
-    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s", kind="speed"),
-    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s", kind="speed"),
-    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s", kind="speed"),
-    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s", kind="speed"),
-    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s", kind="speed"),
-    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s", kind="speed"),
-    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct", kind="speed"),
-    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s", kind="speed"),
-    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s", kind="speed"),
+    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s", summary="median"),
+    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s", summary="median"),
+    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s", summary="median"),
+    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s", summary="median"),
+    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s", summary="median"),
+    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s", summary="median"),
+    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct", summary="median"),
+    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s", summary="median"),
+    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s", summary="median"),
 )
 """Where the time of an epoch goes."""
-LOSS = Metric("", tag="loss", direction="min")
+LOSS = Metric("", tag="loss", direction="min", is_headline=True)
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := EpochMetric(
-        "images/s", "usage/images_per_s", "images/s", digits=0, direction="max", name="images_per_s", kind="speed"
+        "images/s", "usage/images_per_s", "images/s", digits=0, direction="max", name="images_per_s", summary="median"
     ),
-    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", digits=0, name="host_peak_mib", kind="memory"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", digits=0, name="gpu_peak_mib", kind="memory"),
+    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", digits=0, name="host_peak_mib", summary="max"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", digits=0, name="gpu_peak_mib", summary="max"),
 )
 """Throughput and memory."""
 
@@ -80,16 +80,15 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         *MACHINE_METRICS,
     ]
     by_name = {metric.name: metric for metric in table}
-    if duplicates := {metric.name for metric in table if metric is not by_name[metric.name]}:
-        names = ", ".join(sorted(duplicates))
-        raise ValueError(f"two metrics are called {names}; choose another name in vitmnist/metrics")
+    if duplicates := sorted({metric.name for metric in table if metric is not by_name[metric.name]}):
+        raise ValueError(f"two metrics are called {', '.join(duplicates)}; choose another name in vitmnist/metrics")
     return by_name
 
 
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
     """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
-    tag = f"{split}/{metric.tag}" if name in ("loss", "acc") else f"verbose/{split}_{metric.tag}"
-    return EpochMetric(name=f"{split}_{name}", kind="quality", **vars(metric) | {"tag": tag})
+    tag = f"{split}/{metric.tag}" if metric.is_headline else f"verbose/{split}_{metric.tag}"
+    return EpochMetric(name=f"{split}_{name}", summary="selected_epoch", **vars(metric) | {"tag": tag})
 
 
 def find_metric(name: str, key: str) -> EpochMetric:

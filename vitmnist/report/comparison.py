@@ -18,7 +18,8 @@ from vitmnist.config.schema import IGNORED_KEYS, flatten_keys
 from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.report.statistics import ConfidenceInterval, PairwiseComparison
 from vitmnist.timing.table import Spread
-from vitmnist.tracking.runs import Run
+from vitmnist.tracking.result import RunMetric
+from vitmnist.tracking.runs import Run, build_run_table
 
 EMPTY_CELL = "–"
 """The text of a cell without a value."""
@@ -77,12 +78,9 @@ class ReportRow:
         The runs of a round share the state of the machine; runs that are not timed count as a single round.
         """
         rounds = self.rounds.values() or [self.runs]
-        spreads: dict[str, Spread | None] = {}
-        for name, metric in build_epoch_table().items():
-            if metric.kind != "quality":
-                values = [median(measured) for runs in rounds if (measured := _measured(runs, metric))]
-                spreads[name] = Spread.of(values) if values else None
-        return spreads
+        names = [name for name, metric in build_run_table().items() if not metric.is_quality]
+        medians = {name: [median(values) for runs in rounds if (values := _measured(runs, name))] for name in names}
+        return {name: Spread.of(values) if values else None for name, values in medians.items()}
 
     @property
     def epoch_s(self) -> Spread | None:
@@ -143,7 +141,7 @@ class Comparison:
     def _ratios(self) -> PairwiseComparison[ReportRow]:
         times: dict[ReportRow, dict[str, float]] = {}
         for row in self.timed_rows:
-            times[row] = {name: median(_measured(runs, EPOCH_S)) for name, runs in row.rounds.items()}
+            times[row] = {name: median(_measured(runs, EPOCH_S.name)) for name, runs in row.rounds.items()}
         return PairwiseComparison(times, as_ratios=True)
 
     @cached_property
@@ -182,9 +180,9 @@ class Comparison:
         metrics = {run.monitored_metric for run in self.runs if run.config}
         return (metrics.pop() if len(metrics) == 1 else None) or build_epoch_table()["eval_acc"]
 
-    def title(self, metric: EpochMetric) -> str:
+    def title(self, metric: EpochMetric | RunMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
-        if not metric.name.startswith("eval_") or metric.kind != "quality":
+        if not metric.name.startswith("eval_") or not metric.is_quality:
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
@@ -200,7 +198,7 @@ class Comparison:
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
-        if self.metric.kind != "quality":
+        if not self.metric.is_quality:
             return {}
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for row in self.rows:
@@ -360,5 +358,5 @@ def format_fact(value: object) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def _measured(runs: Iterable[Run], metric: EpochMetric) -> list[float]:
-    return [value for run in runs if (value := run.value_of(metric.name)) is not None]
+def _measured(runs: Iterable[Run], name: str) -> list[float]:
+    return [value for run in runs if (value := run.value_of(name)) is not None]

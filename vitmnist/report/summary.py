@@ -6,7 +6,7 @@ A sentence spells out the overrides of at most one configuration; the table has 
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, stdev
 
-from vitmnist.metrics.epoch_table import EpochMetric
+from vitmnist.metrics import Metric
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
 from vitmnist.report.statistics import MIN_ROUNDS, format_range
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds, round_seconds
@@ -44,7 +44,7 @@ def summarize_quality(comparison: Comparison) -> str:
     return f"{extreme} {'mean ' if over_seeds else ''}{title}: {label}, {best}{over_seeds}."
 
 
-def format_mean(metric: EpochMetric, values: Collection[float]) -> str:
+def format_mean(metric: Metric, values: Collection[float]) -> str:
     """Format a value, or the mean and the standard deviation of several, such as `97.31% ± 0.42`."""
     mean = metric.format(fmean(values))
     return f"{mean} ± {metric.format(stdev(values)).rstrip('%')}" if len(values) > 1 else mean
@@ -71,19 +71,21 @@ def summarize_noise(comparison: Comparison) -> str:
     if not comparison.leads:
         return ""
     best = next(iter(comparison.quality_by_seed.values()))
+    count = _count(best)
     leads = [*comparison.leads.values()]
     # A lead that is the same with every seed does not show the noise.
     lowest = [lead.low for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     if len(best) >= MIN_ROUNDS and None in leads:
         return f"{leads.count(None)} of {len(leads)} others have too few seeds in common with it to compare."
     if len(lowest) < len(leads):
-        seeds = f"{_count(best)} do" if len(best) > 1 else "One seed does"
+        seeds = f"{count} do" if len(best) > 1 else "One seed does"
         return f"{seeds} not show the noise; set seed=1,2,3 or more."
     if names := comparison.within_noise:
         others = "any other" if len(names) == len(leads) else _list_names(names)
-        return f"{_count(best)} are too few to separate it from {others}; add seeds."
+        return f"{count} are too few to separate it from {others}; add seeds."
     lead_text = comparison.metric.format(min(lowest)).replace("%", " percentage points")
-    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval)."
+    caveat = ", too narrow for folds, which share training images" if count.endswith("folds") else ""
+    return f"That is more than noise: it leads all others by at least {lead_text} (95% interval{caveat})."
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import shlex
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
@@ -21,15 +21,15 @@ from tabulate import tabulate
 
 from vitmnist.config import parse_key
 from vitmnist.errors import escape_unprintable
-from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
+from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric
 from vitmnist.report.comparison import EMPTY_CELL, Comparison, compare, round_floats
 from vitmnist.report.plots import draw_panels, join_panels
 from vitmnist.report.statistics import format_range
 from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
 from vitmnist.runtime.files import UnreadableError, display_path, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
-from vitmnist.tracking.result import TEST_ACC
-from vitmnist.tracking.runs import Run, find_runs, read_run
+from vitmnist.tracking.result import RUN_METRICS, RunMetric
+from vitmnist.tracking.runs import Run, build_run_table, find_runs, read_run
 
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
 """The template of the page, and the text that explains a report."""
@@ -160,25 +160,24 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
-    metrics = build_epoch_table()
     rows = comparison.sorted_rows
+    run_quality = [metric for metric in RUN_METRICS if metric.is_quality]
+    main_metrics: list[EpochMetric | RunMetric] = [comparison.metric, *run_quality, EPOCH_S]
     columns: dict[str, list[str]] = {}
     for column in comparison.columns:
         values = [row.values.get(column, EMPTY_CELL) for row in rows]
         columns[rows[0].names[column]] = [round_floats(str(value)) for value in values]
     if other_metrics:
         # Quality stands before times.
-        for other in sorted(metrics.values(), key=lambda other: other.kind != "quality"):
-            if other.column and other.name not in (comparison.metric.name, EPOCH_S.name):
-                columns |= _format_metric(comparison, other)
+        for metric in sorted(build_run_table().values(), key=lambda metric: not metric.is_quality):
+            if metric.column and metric not in main_metrics:
+                columns[comparison.title(metric)] = _format_metric(comparison, metric)
         times = [row.epoch_s for row in rows]
         columns["range of epoch, s"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
     else:
-        columns |= _format_metric(comparison, comparison.metric)
-        if comparison.eval_split != "test":
-            test_accuracy = replace(metrics["eval_acc"], name=TEST_ACC, column="test accuracy, %")
-            columns |= _format_metric(comparison, test_accuracy)
-        columns |= _format_metric(comparison, EPOCH_S)
+        for metric in main_metrics:
+            # The accuracy of epochs that are evaluated on the test split has the title of `TEST_ACC`, which they lack.
+            columns.setdefault(comparison.title(metric), _format_metric(comparison, metric))
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
         columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]
         columns["status"] = [row.status for row in rows]
@@ -191,19 +190,18 @@ def _find_marked_settings(comparison: Comparison) -> list[str]:
     return comparison.within_noise if len(comparison.within_noise) < len(comparison.leads) else []
 
 
-def _format_metric(comparison: Comparison, metric: EpochMetric) -> dict[str, list[str]]:
-    """Format a metric of all rows by its title, with a mark at the quality of settings within noise of the best."""
-    title = comparison.title(metric)
+def _format_metric(comparison: Comparison, metric: EpochMetric | RunMetric) -> list[str]:
+    """Format a metric of each row, with a mark at the quality of settings within noise of the best."""
     rows = comparison.sorted_rows
-    if metric.kind == "quality":
+    if metric.is_quality:
         by_row = [row.quality_by_seed(metric.name).values() for row in rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
         marked = _find_marked_settings(comparison) if metric is comparison.metric else []
         marks = [f"{MARK} " if row.label_without_loader in marked else "" for row in rows]
-        return {title: [mark + cell for mark, cell in zip(marks, cells, strict=True)]}
+        return [mark + cell for mark, cell in zip(marks, cells, strict=True)]
     spreads = [row.spreads[metric.name] for row in rows]
     style = format_seconds if metric.digits is None else f"{{:,.{metric.digits}f}}".format
-    return {title: [style(spread.median) if spread else EMPTY_CELL for spread in spreads]}
+    return [style(spread.median) if spread else EMPTY_CELL for spread in spreads]
 
 
 def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
@@ -217,12 +215,11 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
             ratio = comparison.ratio_to_baseline(row)
             cells["ratio_to_fastest"] = ratio and ratio.mean
             cells |= {"ratio_low": ratio and ratio.low, "ratio_high": ratio and ratio.high}
-            for name in (*build_epoch_table(), TEST_ACC):
-                values = row.quality_by_seed(name).values()
-                spread = row.spreads.get(name) or (Spread.of(values) if values else None)
-                cells[name] = fmean(values) if values and name not in row.spreads else spread and spread.median
-                cells[f"{name}_low"] = spread and spread.low
-                cells[f"{name}_high"] = spread and spread.high
+            for name, metric in build_run_table().items():
+                values = row.quality_by_seed(name).values() if metric.is_quality else ()
+                spread = Spread.of(values) if values else row.spreads.get(name)
+                cells[name] = fmean(values) if values else spread and spread.median
+                cells |= {f"{name}_low": spread and spread.low, f"{name}_high": spread and spread.high}
             cells |= {"status": row.status, "best_run": _relative_folder(comparison.best_run(row), output)}
             rows.append(cells)
     return encode_csv(list(rows[0]), rows)

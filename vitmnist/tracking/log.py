@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Mapping
-from string import Formatter
 from typing import Any
 
 from vitmnist.config.schema import Config
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics.epoch_record import Monitor
-from vitmnist.metrics.epoch_table import EpochMetric
+from vitmnist.metrics.epoch_table import EpochMetric, build_epoch_table
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
@@ -20,12 +19,8 @@ from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 
-EPOCH_LINE = (
-    "epoch {epoch}/{epochs}  train loss {train_loss:.4f} acc {train_acc:.2f}%  "
-    "{eval_split} loss {eval_loss:.4f} acc {eval_acc:.2f}%  "
-    "{epoch_s:.2f} s, {data_wait_pct:.1f}% of training waiting for data, {images_per_s:,.0f} images/s"
-)
-"""The log line of an epoch: the keys of its record, and the split on which epochs are evaluated."""
+EPOCH_TIMES = "{epoch_s:.2f} s, {data_wait_pct:.1f}% of training waiting for data, {images_per_s:,.0f} images/s"
+"""The end of the log line of an epoch, which begins with the headlines."""
 
 
 def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep, loader: Loader, world: World) -> None:
@@ -56,12 +51,15 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
 
 def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
     """Log one line for the last epoch, with the monitored metric; the log counts epochs from 1, the records from 0."""
-    record = result.epochs[-1]
-    numbers = {"epoch": record["epoch"] + 1, "epochs": epochs, "eval_split": result.eval_split}
-    line = EPOCH_LINE.format_map(record | numbers)
-    if monitored.name not in [field for _, field, _, _ in Formatter().parse(EPOCH_LINE)]:
-        line += f"  {monitored.name} {record[monitored.name]:.4g}"
-    log.info("%s", line)
+    record, splits = result.epochs[-1], {"train": "train", "eval": result.eval_split}
+    for name, metric in build_epoch_table().items():
+        if metric.is_headline and record.get(name) is not None:
+            split, _, label = name.partition("_")
+            splits[split] = f"{splits[split]} {label} {metric.format(record[name])}"
+    parts = [f"epoch {record['epoch'] + 1}/{epochs}", *splits.values(), EPOCH_TIMES.format_map(record)]
+    if not monitored.is_headline:
+        parts.append(f"{monitored.name} {record[monitored.name]:.4g}")
+    log.info("%s", "  ".join(map(str, parts)))
 
 
 def log_early_stop(result: Result, monitor: Monitor) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 import vitmnist
+from vitmnist.metrics import Metric
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.files import (
@@ -27,8 +29,6 @@ FORMAT = 1
 """The version of the format of `result.json`. Increase it when the meaning of a key changes."""
 FINAL_STATUSES = ("completed", "failed", "interrupted")
 """The possible values of `status` in `result.json`."""
-TEST_ACC = "test_acc"
-"""The key of the accuracy in the section `test` of `result.json`."""
 CONFIG_FILE = Path(".hydra/config.yaml")
 """The file of the configuration in the folder of a run; Hydra uses the same name."""
 OVERRIDES = Path(".hydra/overrides.yaml")
@@ -70,7 +70,7 @@ class Result:
     def __repr__(self) -> str:
         epochs = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         last = self.epochs[-1] if self.epochs else {}
-        metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC: (self.test or {}).get(TEST_ACC)}
+        metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC.name: TEST_ACC.read(self)}
         accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
         return f"Result({', '.join([self.status, epochs, *accuracies, display_path(self.folder)])})"
 
@@ -119,3 +119,30 @@ class Result:
 
 def list_epoch_columns() -> tuple[str, ...]:
     return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetric(Metric):
+    """A value of a run that is recorded once, not in each epoch.
+
+    Args:
+        name: the column in `report.csv`.
+        read: returns the value; None if it was not measured.
+        is_quality: as `EpochMetric.is_quality`. The column is in the main table of the report, others are folded.
+    """
+
+    name: str
+    read: Callable[[Result], float | None]
+    is_quality: bool = False
+
+
+RUN_METRICS = (
+    TEST_ACC := RunMetric(
+        *("%", "train_result/test_acc", "test accuracy, %", 2),
+        name="test_acc",
+        read=lambda result: (result.test or {}).get("test_acc"),
+        is_quality=True,
+    ),
+    RunMetric("s", "", "set-up, s", name="setup_s", read=lambda result: result.setup_s),
+)
+"""The values of a run that the report shows, and that loggers send at its end if they have a tag."""

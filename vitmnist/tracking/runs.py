@@ -17,7 +17,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.runtime.file_lock import is_locked
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import LOCK_NAME
-from vitmnist.tracking.result import CONFIG_FILE, Result
+from vitmnist.tracking.result import CONFIG_FILE, RUN_METRICS, Result, RunMetric
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,8 @@ class Run:
     def is_timed(self) -> bool:
         """Whether the times of the run can be compared: it completed, alone on its machine, with a steady epoch."""
         epochs = self.result.epochs
-        if self.result.status != "completed" or self.overlapping or len(epochs_since_last_start(epochs)) < 2:
-            return False
-        return summarize(epochs, EPOCH_S) is not None
+        is_steady = len(epochs_since_last_start(epochs)) > 1 and summarize(epochs, EPOCH_S) is not None
+        return self.result.status == "completed" and not self.overlapping and is_steady
 
     def overlaps(self, other: Run) -> bool:
         """Whether another run was active at the same time."""
@@ -84,25 +83,26 @@ class Run:
         return None
 
     def value_of(self, name: str) -> float | None:
-        """The value of a metric of an epoch, or of the test split (such as `test_acc`); None if it is not recorded.
-
-        Times and memory are summarised over the epochs. Quality is taken from the epoch that the validation split
-        selected, or from the last epoch without such a split.
-        """
-        if name.startswith("test_"):
-            return (self.result.test or {}).get(name)
-        metric = build_epoch_table()[name]
-        return self._selected_epoch.get(name) if metric.kind == "quality" else summarize(self.result.epochs, metric)
+        """The value of a metric in `build_run_table`; None if it is not recorded."""
+        metric = build_run_table()[name]
+        if isinstance(metric, RunMetric):
+            return metric.read(self.result)
+        return self._selected_epoch.get(name) if metric.is_quality else summarize(self.result.epochs, metric)
 
     @property
     def _selected_epoch(self) -> EpochRecord:
-        """The record of the selected epoch; empty without epochs, or if the monitored metric is not registered."""
+        """The best epoch on the validation split, or else the last one; empty without one or a registered `monitor`."""
         epochs, best = self.result.epochs, None
         if self.result.eval_split == "validation":
             if self.monitored_metric is None:
                 return {}
             best = Monitor(self.monitored_metric).best_epoch(epochs)
         return epochs[-1 if best is None else best] if epochs else {}
+
+
+def build_run_table() -> dict[str, EpochMetric | RunMetric]:
+    """Return the metrics of an epoch and those of a run by name, in the order of the report's columns."""
+    return {**build_epoch_table(), **{metric.name: metric for metric in RUN_METRICS}}
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import ConfigGroup
-from vitmnist.tracking.result import TEST_ACC, Result
+from vitmnist.tracking.result import RUN_METRICS, Result
 from vitmnist.tracking.runs import Run
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Logger(AbstractContextManager["Logger"]):
     """
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        """End the run, after logging `get_test_scalars`; `kind` is None if the run was completed."""
+        """End the run, after logging `get_run_scalars`; `kind` is None if the run was completed."""
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
@@ -46,14 +46,14 @@ def get_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
     for label, metrics in record.get("classes", {}).items():
         values |= {f"verbose_{name}/{label}": value for name, value in metrics.items()}
     run = Run(result.folder, replace(result, epochs=result.epochs[: record["epoch"] + 1]))
-    if result.eval_split == "validation" and (metric := run.monitored_metric) and metric.kind == "quality":
+    if result.eval_split == "validation" and (metric := run.monitored_metric) and metric.is_quality:
         values[f"train_result/best_{metric.name.removeprefix('eval_')}"] = run.value_of(metric.name)
     return {tag: value for tag, value in values.items() if value is not None}
 
 
-def get_test_scalars(result: Result) -> dict[str, float]:
-    """Return the accuracy on the test split at the end of a run, by tag; empty if it was not measured."""
-    return {f"train_result/{TEST_ACC}": result.test[TEST_ACC]} if result.test else {}
+def get_run_scalars(result: Result) -> dict[str, float]:
+    """Return the values of a run that have a tag and were measured, such as the accuracy on the test split, by tag."""
+    return {item.tag: value for item in RUN_METRICS if item.tag and (value := item.read(result)) is not None}
 
 
 def get_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:

@@ -12,7 +12,7 @@ from PIL import Image
 from vitmnist.config.schema import flatten_keys
 from vitmnist.errors import MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_run_scalars, get_step_scalars
 from vitmnist.tracking.result import Result
 
 
@@ -37,10 +37,9 @@ class MLflow(Logger):
         notes = {"mlflow.note.content": config["notes"]} if config.get("notes") else {}
         tags = {"folder": str(folder.absolute()), **dict.fromkeys(config.get("tags") or (), "true"), **notes}
         self._client = self._call(mlflow.MlflowClient, options.uri)
-        experiment = self._call(self._client.get_experiment_by_name, options.experiment)
-        number = (
-            experiment.experiment_id if experiment else self._call(self._client.create_experiment, options.experiment)
-        )
+        title = options.experiment
+        experiment = self._call(self._client.get_experiment_by_name, title)
+        number = experiment.experiment_id if experiment else self._call(self._client.create_experiment, title)
         name = config.get("name") or folder.name
         self._id = self._call(self._client.create_run, number, tags=tags, run_name=name).info.run_id
         params = [mlflow.entities.Param(_key(key), str(value)) for key, value in flatten_keys(config).items()]
@@ -49,7 +48,7 @@ class MLflow(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._log("metrics", self._metrics(get_test_scalars(self._result), len(self._result.epochs), time.time()))
+        self._log("metrics", self._metrics(get_run_scalars(self._result), len(self._result.epochs), time.time()))
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
         self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 

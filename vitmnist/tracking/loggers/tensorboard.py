@@ -19,7 +19,7 @@ from vitmnist.config.schema import IGNORED_KEYS, flatten_keys
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
 from vitmnist.runtime.files import append_bytes, read_json_or_yaml
-from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_run_scalars, get_step_scalars
 from vitmnist.tracking.result import Result
 
 EVENTS = "events.out.tfevents"
@@ -51,7 +51,7 @@ class TensorBoard(Logger):
         self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if scalars := get_test_scalars(self._result):
+        if scalars := get_run_scalars(self._result):
             self._append(*self._scalars(scalars, len(self._result.epochs), time.time()))
 
     def add_epoch(self, record: EpochRecord) -> None:

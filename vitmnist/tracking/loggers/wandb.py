@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_step_scalars, get_test_scalars
+from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_run_scalars, get_step_scalars
 from vitmnist.tracking.result import Result
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Wandb(Logger):
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if scalars := get_test_scalars(self._result):
+        if scalars := get_run_scalars(self._result):
             self._log({"epoch": len(self._result.epochs), **scalars})
         self._run.finish(exit_code=int(kind is not None))
 
