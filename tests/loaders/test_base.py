@@ -16,9 +16,8 @@ from tests.support.processes import becomes_true, start_method
 from tests.support.samples import Made
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError, LoadingError
-from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.base import LOADERS
 
 GENERATOR = torch.Generator().manual_seed(0)
 FLOATS = torch.randn(23, 3, generator=GENERATOR, dtype=torch.float64)
@@ -80,15 +79,6 @@ def test_contiguous_batches_are_views(tiny: Dataset, name: str) -> None:
     inside = range(tiny.train.images.data_ptr(), tiny.train.images.data_ptr() + tiny.train.images.numel())
     with make_loader(name, tiny.train, batch_size=5, device="cpu", seed=1, shuffle="batch") as loader:
         assert all(images.data_ptr() in inside for images, _ in loader.epoch(0))
-
-
-def test_batches_that_cannot_be_closed_are_an_error() -> None:
-    class Listed(Loader):
-        def batches(self, epoch: int, start: int) -> Batches:
-            return iter([(torch.zeros(1), torch.zeros(1))])
-
-    with pytest.raises(TypeError, match=r"Listed\.batches must be a generator function$"):
-        Listed(EpochSampler(1, 1, 0)).epoch(0)
 
 
 Workers = Callable[[], "set[multiprocessing.Process]"]
