@@ -170,7 +170,7 @@ class RunRecorder:
         # The ranks must agree on the best and the last epoch, and the monitored metric can be a time, which differs.
         record: EpochRecord = self.world.broadcast_object(lambda: rank_record)
         if self.config.log.per_class:
-            matrix = eval_pass.predictions.confusion_matrix(len(classes))
+            matrix = eval_pass.predictions.confusion_matrix()
             record["classes"] = compute_class_metrics(matrix, classes)
         if record[self.monitor.metric.name] is None:
             raise ConfigError(f"monitor={self.config.monitor}: is not measured on this machine")

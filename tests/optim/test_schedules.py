@@ -65,6 +65,19 @@ def test_step_decays_as_torch_does(options: dict, reference) -> None:
         scheduler.step()
 
 
+@pytest.mark.parametrize(
+    ("steps_per_epoch", "decays"), [(100, [110, 220, 330]), (7, [8, 16, 24]), (70, [77, 154, 231])]
+)
+@pytest.mark.parametrize("options", [{"at_epochs": [1.1, 2.2, 3.3]}, {"every_epochs": 1.1}])
+def test_decimal_epochs_decay_at_the_first_step_that_reaches_them(
+    options: dict, steps_per_epoch: int, decays: list[int]
+) -> None:
+    """In binary, 1.1 epochs of 100 steps are slightly more than 110 steps."""
+    factor = build_schedule(options | {"name": "step"}, 4, steps_per_epoch)
+    changes = [step for step in range(1, 4 * steps_per_epoch) if factor(step) != factor(step - 1)]
+    assert changes == decays
+
+
 @pytest.mark.parametrize("patience", [1, 2, 3])
 def test_plateau_decays_as_torch_does_and_from_recorded_values_alone(patience: int) -> None:
     values = [50.0, 60.0, 60.0, 59.0, None, 61.0, 61.0, None, 61.0, 60.0, 61.5, None, None, None, 3.0, 3.0, 3.0, 3.0]

@@ -42,10 +42,10 @@ def test_the_training_batch_is_the_one_that_was_trained_on(tiny: Dataset, shuffl
 def test_the_worst_mistakes_are_the_most_confident_ones(tiny: Dataset) -> None:
     actual, classes = tiny.test.labels, tiny.test.classes
     confidence = torch.linspace(0.2, 0.8, len(actual))
-    assert pictures.draw_worst_mistakes(tiny.test, Predictions(actual, confidence, actual)) is None
+    assert pictures.draw_worst_mistakes(tiny.test, Predictions(actual, confidence, actual, 10)) is None
     predicted = actual.clone()
     predicted[[1, 4]] = (actual[[1, 4]] + 1) % 10
-    predictions = Predictions(predicted, confidence, actual)
+    predictions = Predictions(predicted, confidence, actual, 10)
     picture = np.asarray(pictures.draw_worst_mistakes(tiny.test, predictions))[pictures.GAP // 2 :, pictures.GAP // 2 :]
     for tile, index in enumerate((4, 1)):
         enlarged = Image.fromarray(tiny.test.images[index, 0].numpy()).resize((180, 180), Image.Resampling.NEAREST)

@@ -77,6 +77,13 @@ def test_padding_must_not_change_a_loss(
     assert random.getstate() == states[1]
 
 
+def test_a_loss_with_parameters_is_refused(tiny: Dataset, add_members: AddMembers) -> None:
+    """The optimizer would not train them."""
+    add_members(LOSSES, custom=Member(NoOptions, lambda *args: nn.PReLU()))
+    with pytest.raises(ConfigError, match="loss=custom: has parameters, and the optimizer trains only those of the"):
+        check_loss({"name": "custom"}, tiny.train, False)
+
+
 @pytest.mark.parametrize("counts", ["mean", "padding", "each"])
 def test_a_metric_that_is_no_sum_over_the_images_is_refused(
     counts: str, quick: list[str], refuse: Printed, add_members: AddMembers

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.conftest import AddMembers
 from vitmnist.augment.base import OPERATIONS
 from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.checkpoint import storage
@@ -22,6 +23,9 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.metrics import METRICS, ProbabilityMetric
+from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.registry import Member
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS
@@ -121,10 +125,28 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
         torch.testing.assert_close(predictions.confidence, logits.softmax(1).amax(1))
         pairs = list(zip(tiny.train.labels.tolist(), predictions.predicted.tolist(), strict=True))
         expected = [[pairs.count((actual, predicted)) for predicted in range(10)] for actual in range(10)]
-        assert predictions.confusion_matrix(10).tolist() == expected
+        assert predictions.confusion_matrix().tolist() == expected
     train_epoch(make_sgd_step(make_model(), tiny), loader, new_progress(loader))
     after = (model.state_dict(), tiny.train.images, tiny.train.labels)
     torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+def test_a_metric_gets_the_probabilities_of_all_images_in_the_order_of_the_split(
+    tiny: Dataset, add_members: AddMembers
+) -> None:
+    """As in a metric of a calibration, or of a ranking."""
+
+    def first_brier(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        weights = torch.arange(len(labels), 0, -1)  # They make the result depend on the order.
+        return (weights * (probabilities - F.one_hot(labels, 10)).square().sum(1)).mean()
+
+    add_members(METRICS, first_brier=Member(ProbabilityMetric("%", tag="first_brier"), first_brier))
+    model = make_model()
+    evaluation = evaluate(model, make_ram_loader(tiny, Shuffle.none), Preprocess(tiny.train))
+    with torch.no_grad():
+        expected = 100 * first_brier(model(normalized(tiny)).softmax(1), tiny.train.labels)
+    assert evaluation.metrics["eval_first_brier"] == pytest.approx(float(expected), rel=1e-5)
+    assert build_epoch_table()["eval_first_brier"].unit == "%"
 
 
 def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

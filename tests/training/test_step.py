@@ -13,13 +13,14 @@ from torch._dynamo.utils import counters
 
 from tests.support import steps
 from tests.support.steps import BATCH, CUTMIX, MIXUP, SHIFT, make_loader, make_step, make_vit, train
-from vitmnist.augment.preprocess import Compose
+from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS
 from vitmnist.training.batch import IGNORED, Batch
-from vitmnist.training.loop import evaluate
+from vitmnist.training.execution import Execution
+from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
@@ -241,6 +242,75 @@ def test_the_ema_follows_its_formula(tiny: Dataset) -> None:
     torch.testing.assert_close(next(step.eval_model.parameters()), expected)
     assert not torch.equal(weights[-1], expected)
     assert not any(parameter.requires_grad for parameter in step.eval_model.parameters())
+
+
+class ScheduleFree(torch.optim.SGD):
+    """As the optimizers of schedulefree: trains and evaluates different weights, and counts its steps in the group."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.param_groups[0] |= {"count": 0, "is_training": False}
+
+    def train(self) -> None:
+        self._set_mode(True)
+
+    def eval(self) -> None:
+        self._set_mode(False)
+
+    @torch.no_grad()
+    def _set_mode(self, is_training: bool) -> None:
+        (group,) = self.param_groups
+        if group["is_training"] != is_training:
+            torch._foreach_mul_(group["params"], 1.1 if is_training else 1 / 1.1)
+        group["is_training"] = is_training
+
+    def step(self, closure: None = None) -> None:
+        (group,) = self.param_groups
+        assert group["is_training"]
+        group["count"] += 1
+        group["lr"] /= group["count"]
+        super().step()
+
+
+class CountingLoss(nn.Module):
+    """A loss that grows with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.calls * F.cross_entropy(logits, targets, reduction="sum")
+
+
+@pytest.mark.parametrize("stop", ["in training", "in evaluation", "after an epoch"])
+def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Dataset, stop: str) -> None:
+    """Timing loaders and resuming restore them."""
+
+    def make() -> TrainStep:
+        model = make_mlp()
+        execution = Execution(model, Preprocess(tiny.train), CountingLoss(), BATCH)
+        return TrainStep(execution, ScheduleFree(model), lambda step: 1.0)
+
+    whole, first, second = (make() for _ in range(3))
+    loader = make_loader(tiny, "ram")
+    batches = list(whole.batches(loader, 0))
+    train(whole, loader, 2)
+    progress = EpochProgress(0, loader.sampler, first.device)
+    for batch in batches[: 2 if stop == "in training" else 3]:
+        progress.record_step(first, first(batch))
+    if stop != "in training":
+        first.eval_mode()
+    with first.preserved_state():
+        first.train_mode()
+        first(batches[0])
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    if stop != "after an epoch":
+        train_epoch(second, loader, progress)
+    train(second, loader, 1, first=1)
+    assert second.optimizer.param_groups[0]["count"] == second.execution.loss.calls == 6
+    steps.check_same_weights(second.model, whole.model, tolerance=0)
 
 
 def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(tiny: Dataset) -> None:

@@ -51,7 +51,7 @@ class Evaluation:
     @property
     def confusion_matrix(self) -> Tensor:
         """The number of images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
-        return self.predictions.confusion_matrix(len(self.split.classes))
+        return self.predictions.confusion_matrix()
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row per image: file name or index, true class, predicted class and its probability."""

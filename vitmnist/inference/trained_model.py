@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,15 @@ from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
 from vitmnist.loaders.make_loader import make_loader
 from vitmnist.metrics import METRICS
 from vitmnist.models import MODELS
-from vitmnist.runtime.device import choose_device
+from vitmnist.runtime.device import choose_device, set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.training import loop
 from vitmnist.training.checks import check_batch_metrics
 
 BATCH_SIZE = 256
 """The number of images in memory at a time."""
+PRECISION_LOCK = Lock()
+"""Several threads can call a model, but the precision of products is a setting of the process."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +129,7 @@ class TrainedModel:
 
     def classify(self, images: Tensor) -> list[Prediction]:
         """Classify a batch of images uint8 `[B, C, H, W]` of the model's shape."""
-        with torch.inference_mode():
+        with torch.inference_mode(), PRECISION_LOCK, set_float32_precision():
             logits = self.module.eval()(self.preprocess(images.to(self.device)))
             rows = logits.softmax(dim=1).tolist()
         predictions = []

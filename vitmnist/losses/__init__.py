@@ -12,7 +12,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 Targets are int64 labels `[B]`, or float32 class probabilities `[B, classes]` if images are mixed. A label of -100 or a
 row of zeros is padding and has a loss of 0. The step divides the sum by the global batch size, so that neither
-microbatches nor ranks change the gradient.
+microbatches nor ranks change the gradient. A loss with a state is a module with buffers, which checkpoints save.
 """
 
 LOSSES = ConfigGroup[object, [Tensor, tuple[str, ...], torch.device], Loss]("loss", __package__)

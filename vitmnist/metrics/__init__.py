@@ -33,6 +33,11 @@ class Metric:
     digits: int | None = None
     direction: Literal["max", "min"] = "max"
 
+    @property
+    def scale(self) -> int:
+        """The factor from the value of a registered function, or its mean, to the recorded value."""
+        return 100 if self.unit == "%" else 1
+
 
 class BatchMetric(Metric):
     """The description of a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
@@ -51,8 +56,16 @@ class ConfusionMetric(Metric):
     """
 
 
-METRICS: Registry[BatchMetric | ConfusionMetric, Callable[..., Tensor]]
-METRICS = Registry("metrics", __package__, kinds=(BatchMetric, ConfusionMetric))
+class ProbabilityMetric(Metric):
+    """The description of a metric `NAME` of all probabilities of an evaluation, recorded as `eval_NAME`.
+
+    The function takes the softmax probabilities, float32 `[N, classes]`, and the labels, int64 `[N]`, of all images on
+    the device of the run. It returns a scalar tensor; the unit `%` multiplies it by 100.
+    """
+
+
+METRICS: Registry[BatchMetric | ConfusionMetric | ProbabilityMetric, Callable[..., Tensor]]
+METRICS = Registry("metrics", __package__, kinds=(BatchMetric, ConfusionMetric, ProbabilityMetric))
 
 
 def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
@@ -61,10 +74,23 @@ def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     return {name: member.function for name, member in members if isinstance(member.declaration, BatchMetric)}
 
 
-def compute_confusion_metrics(matrix: Tensor) -> dict[str, float]:
-    """Compute the metrics of a confusion matrix, int64 `[classes, classes]`, by name, in their units."""
-    return {
-        name: float(member.function(matrix.double())) * (100 if member.declaration.unit == "%" else 1)
-        for name, member in METRICS.members().items()
-        if isinstance(member.declaration, ConfusionMetric)
-    }
+def has_probability_metrics() -> bool:
+    """Whether an evaluation must keep the probabilities of all images."""
+    return any(isinstance(member.declaration, ProbabilityMetric) for member in METRICS.members().values())
+
+
+def compute_evaluation_metrics(matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
+    """Compute the metrics of all predictions of an evaluation, by name, in their units.
+
+    Args:
+        matrix: the confusion matrix, int64 `[classes, classes]`.
+        probabilities: float32 `[N, classes]`; needed if `has_probability_metrics()`.
+        labels: int64 `[N]`.
+    """
+    values: dict[str, float] = {}
+    for name, member in METRICS.members().items():
+        if isinstance(member.declaration, ConfusionMetric):
+            values[name] = float(member.function(matrix.double())) * member.declaration.scale
+        elif isinstance(member.declaration, ProbabilityMetric):
+            values[name] = float(member.function(probabilities, labels)) * member.declaration.scale
+    return values

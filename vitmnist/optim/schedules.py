@@ -140,11 +140,11 @@ def one_cycle(options: OneCycleOptions, state: ScheduleState) -> float:
 @SCHEDULES.register("step", StepDecayOptions)
 def step_decay(options: StepDecayOptions, state: ScheduleState) -> float:
     """Multiply the learning rate by a factor after some epochs, as torch's `StepLR` and `MultiStepLR` do."""
+    # 1.1 epochs of 100 steps are 110.00000000000001 steps; without rounding, the factor would change a step late.
+    epoch = round(state.global_step / state.steps_per_epoch, 9)
     if options.at_epochs is None:
-        return float(options.factor ** (state.global_step // (options.every_epochs * state.steps_per_epoch)))
-    return float(
-        options.factor ** sum(state.global_step >= epoch * state.steps_per_epoch for epoch in options.at_epochs)
-    )
+        return float(options.factor ** math.floor(round(epoch / options.every_epochs, 9)))
+    return float(options.factor ** sum(epoch >= start for start in options.at_epochs))
 
 
 @SCHEDULES.register("plateau", PlateauOptions)

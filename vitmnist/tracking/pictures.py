@@ -32,7 +32,7 @@ def draw_epoch_images(
     """Draw inputs of an epoch, and the confusion matrix and the worst mistakes after it; return the images by name."""
     images = {"training_batch": draw_training_batch(dataset.train, sampler, preprocess, epoch)}
     classes = dataset.eval_split.classes
-    images["confusion_matrix"] = draw_confusion(predictions.confusion_matrix(len(classes)), classes)
+    images["confusion_matrix"] = draw_confusion(predictions.confusion_matrix(), classes)
     if mistakes := draw_worst_mistakes(dataset.eval_split, predictions):
         images["worst_mistakes"] = mistakes
     return images

@@ -3,12 +3,13 @@
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitmnist.augment.preprocess import build_augment
 from vitmnist.config.schema import Config, iterate_registries
@@ -63,13 +64,18 @@ def check_same_on_machines(dataset: Dataset, config: Config, world: World) -> No
 
 
 def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> None:
-    """Raise `ConfigError` for a loss that padding changes."""
+    """Raise `ConfigError` for a loss that padding changes, or that has parameters to train."""
+
+    # On a GPU, indexing with a label of -100 would end the process.
+    build_loss = partial(LOSSES.build, values, train.labels, train.classes, torch.device("cpu"))
 
     def compute(logits: Tensor, targets: Tensor) -> Tensor:
-        # A loss may draw random numbers or have a state. On a GPU, indexing with a label of -100 would end the process.
-        with preserve_random_state():
-            return LOSSES.build(values, train.labels, train.classes, torch.device("cpu"))(logits, targets)
+        with preserve_random_state():  # A loss may draw random numbers or have a state.
+            return build_loss()(logits, targets)
 
+    loss = build_loss()
+    if isinstance(loss, nn.Module) and any(parameter.requires_grad for parameter in loss.parameters()):
+        raise ConfigError(f"loss={values['name']}: has parameters, and the optimizer trains only those of the model")
     num_classes = len(train.classes)
     logits, labels = torch.arange(4.0 * num_classes).sin().view(4, num_classes), torch.arange(3) % num_classes
     cases = [(labels, torch.tensor([IGNORED]), f"the label {IGNORED}")]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import compute_confusion_metrics, get_batch_metrics
+from vitmnist.metrics import compute_evaluation_metrics, get_batch_metrics, has_probability_metrics
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -38,7 +38,8 @@ def train_epoch(
         TrainingError: a loss is not finite; the message names the first such step.
     """
     timer = progress.timer
-    step.execution.train_mode()
+    if progress.num_batches < len(loader):  # Else the run was stopped in the evaluation that follows, in its mode.
+        step.train_mode()
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=progress.num_batches)):
         sums = step.forward_backward(batch)
@@ -48,6 +49,7 @@ def train_epoch(
         after_step(timer)
     loader.sampler.cache_order(progress.epoch + 1, step.device)  # The device still computes the last steps.
     timer.stop()
+    step.eval_mode()
     if skipped_steps := step.pop_skipped_steps():
         log.info("trainer.precision=fp16: %d steps overflowed, and were skipped", skipped_steps)
     return progress.compute()
@@ -77,7 +79,7 @@ def evaluate(
     sampler, device = loader.sampler, preprocess.mean.device
     accumulator = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions = get_batch_metrics()
+    functions, keeps_probabilities = get_batch_metrics(), has_probability_metrics()
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), set_float32_precision():
@@ -85,15 +87,16 @@ def evaluate(
             logits, labels = model(preprocess(batch.images)), batch.labels
             cross_entropy = F.cross_entropy(logits, labels, reduction="sum")
             accumulator.update({"loss": cross_entropy, **{name: fn(logits, labels) for name, fn in functions.items()}})
-            batches.append(Predictions(logits.argmax(dim=1), logits.softmax(dim=1).amax(dim=1), labels))
+            batches.append(Predictions.of(logits, labels, keeps_probabilities))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     save_s = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
-    confusion_metrics = compute_confusion_metrics(predictions.confusion_matrix(logits.shape[1]))
-    metrics = {**accumulator.compute(), **confusion_metrics, "s": sum(seconds.values())}
+    matrix, probabilities = predictions.confusion_matrix(), predictions.probabilities
+    all_metrics = accumulator.compute() | compute_evaluation_metrics(matrix, probabilities, predictions.labels)
+    metrics = {**all_metrics, "s": sum(seconds.values())}
     return EvalPass({f"{split}_{name}": value for name, value in metrics.items()}, predictions, save_s)
 
 
@@ -114,16 +117,27 @@ class Predictions:
         predicted: int64 `[N]`, the most likely class.
         confidence: float `[N]`, its softmax probability.
         labels: int64 `[N]`, the true class.
+        num_classes: the number of classes.
+        probabilities: float `[N, num_classes]`, if a registered metric needs them.
     """
 
     predicted: Tensor
     confidence: Tensor
     labels: Tensor
+    num_classes: int
+    probabilities: Tensor | None = None
 
-    def confusion_matrix(self, num_classes: int) -> Tensor:
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor, keep_probabilities: bool) -> Predictions:
+        """Return the predictions for a batch with logits `[B, classes]`."""
+        probabilities = logits.softmax(dim=1)
+        kept = probabilities if keep_probabilities else None
+        return cls(logits.argmax(dim=1), probabilities.amax(dim=1), labels, logits.shape[1], kept)
+
+    def confusion_matrix(self) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
-        pairs = self.labels * num_classes + self.predicted
-        return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes).cpu()
+        pairs = self.labels * self.num_classes + self.predicted
+        return torch.bincount(pairs, minlength=self.num_classes**2).view(self.num_classes, self.num_classes).cpu()
 
     def mistakes(self) -> list[int]:
         """Return the indices of the misclassified images, the most confident first."""
@@ -142,6 +156,10 @@ def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, wo
     def gather(name: str) -> Tensor:
         values = torch.cat([getattr(batch, name) for batch in batches])[:count]
         indices = sampler.sample_ids(0, device=values.device)[:count]
-        return world.all_reduce_sum(values.new_zeros(sampler.size).index_copy_(0, indices, values))
+        zeros = values.new_zeros(sampler.size, *values.shape[1:])
+        return world.all_reduce_sum(zeros.index_copy_(0, indices, values))
 
-    return Predictions(gather("predicted"), gather("confidence"), gather("labels"))
+    probabilities = None if batches[0].probabilities is None else gather("probabilities")
+    return Predictions(
+        gather("predicted"), gather("confidence"), gather("labels"), batches[0].num_classes, probabilities
+    )

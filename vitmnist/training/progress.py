@@ -159,7 +159,7 @@ class MetricAccumulator:
         num_images = sum(self.batch_sizes)
         means: dict[str, float | None] = {"loss": math.fsum(self._gather("loss")) / num_images}
         for name in get_batch_metrics():
-            scale = 100 if METRICS.members()[name].declaration.unit == "%" else 1
+            scale = METRICS.members()[name].declaration.scale
             means[name] = scale * math.fsum(self._gather(name)) / num_images if name in self._sums else None
         return means
 

@@ -22,6 +22,9 @@ from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, load_batches
 from vitmnist.training.execution import Execution, Sums
 
+MACHINE_OPTIONS = {"fused", "foreach", "capturable", "differentiable"}
+"""The options of torch's optimizers that choose how an update is computed."""
+
 
 @dataclass(eq=False)
 class TrainStep:
@@ -37,6 +40,7 @@ class TrainStep:
 
     Args:
         execution: computes the loss of a batch.
+        optimizer: if it has the methods `train` and `eval`, as those of schedulefree, they are called around training.
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
@@ -60,6 +64,7 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._use_tf32 = precision == Precision.tf32  # Evaluation never does.
+        self.train_mode()
 
     @property
     def eval_model(self) -> nn.Module:
@@ -70,6 +75,17 @@ class TrainStep:
     def lr(self) -> float:
         """The learning rate of the next update; the highest if `lr_scale` sets several."""
         return max(self._base_lrs) * self.schedule(self.completed_steps)
+
+    def train_mode(self) -> None:
+        """Set the model to training mode, except frozen batch normalisations, and so the optimizer if it has modes."""
+        self.execution.train_mode()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
+    def eval_mode(self) -> None:
+        """Let an optimizer that has modes replace the weights by those to evaluate and to save."""
+        if hasattr(self.optimizer, "eval"):
+            self.optimizer.eval()
 
     def batches(self, loader: Loader, epoch: int, start: int = 0) -> Generator[Batch, None, None]:
         """Return the batches of an epoch from batch `start` on; see `load_batches`."""
@@ -152,9 +168,11 @@ class TrainStep:
             self.ema.model.load_state_dict(self.model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of model, optimizer, schedule, loss scale and EMA."""
+        """Return the state of model, loss, optimizer, schedule, loss scale and EMA."""
+        loss = self.execution.loss
         return {
             "model": self.model.state_dict(),
+            "loss": loss.state_dict() if isinstance(loss, nn.Module) else None,
             "optimizer": self.optimizer.state_dict(),
             "completed_steps": self.completed_steps,
             "scaler": self._scaler.state_dict(),
@@ -164,8 +182,16 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; the state of another model or optimizer can raise any error."""
         self.model.load_state_dict(state["model"])
-        # Keep the options of the parameter groups: they follow from the configuration and the number of steps.
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]["state"]})
+        loss = self.execution.loss
+        if isinstance(loss, nn.Module) and state.get("loss"):  # Earlier checkpoints do not have it.
+            loss.load_state_dict(state["loss"])
+        # An optimizer can keep a part of its state, such as a count of steps, next to the options of a group.
+        saved, current = state["optimizer"], self.optimizer.state_dict()["param_groups"]
+        groups = [
+            old | {name: new[name] for name in MACHINE_OPTIONS & new.keys()}
+            for old, new in zip(saved["param_groups"], current, strict=True)
+        ]
+        self.optimizer.load_state_dict({**saved, "param_groups": groups})
         self.completed_steps = int(state["completed_steps"])
         if state["scaler"]:  # Empty, unless the run used fp16.
             self._scaler.load_state_dict(state["scaler"])
