@@ -195,6 +195,8 @@ def simulate_gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0)
         "is_available": True,
         "device_count": count,
         "current_device": current,
+        "get_device_capability": (9, 0),
+        "get_device_name": "A GPU",
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)
