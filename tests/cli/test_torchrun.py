@@ -15,7 +15,6 @@ from tests.conftest import BRIEF, STATEFUL, StartRanks, Train, assert_same_run, 
 from tests.support.fake_queue import simulate_gpus
 from tests.support.pages import commands
 from tests.support.processes import REPOSITORY, SIGKILL, SIGSTOP, free_port
-from vitmnist.cli.command import format_command
 from vitmnist.errors import ConfigError, ExitCode
 from vitmnist.runtime.device import choose_device
 from vitmnist.runtime.world import World
@@ -136,7 +135,7 @@ def test_all_ranks_report_the_first_failure(
     codes, outputs = ranks(2, *uneven, each={1: f"data.root={tmp_path / folder}"}, **MACHINES).ended()
     assert codes == [1, 1]
     assert "Traceback" not in "".join(outputs)
-    assert outputs[0].count("error: ") == 1
+    assert [output.count("error: ") for output in outputs] == [bool(reason) for reason in reasons]
     assert reasons[0] in outputs[0]
     assert reasons[1] in outputs[1]
 
@@ -152,16 +151,6 @@ def test_machines_may_keep_the_data_elsewhere(uneven: list[str], ranks: StartRan
     assert stopped.ended()[0] == [ExitCode.UNFINISHED] * 2
     ranks(2, "resume=run", "max_minutes=null", each=elsewhere, **machines).succeeded()
     assert result_of(tmp_path / "run")["status"] == "completed"
-
-
-def test_the_resume_hint_names_nodes_and_processes_per_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    for script, ranks_per_node, command in (
-        ("train.py", "2", "torchrun --nnodes=2 --nproc-per-node=2 train.py"),
-        ("bin/vitmnist", "1", "torchrun --nnodes=4 --nproc-per-node=1 -m vitmnist"),
-    ):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_per_node)
-        monkeypatch.setattr(sys, "argv", [script])
-        assert format_command(4) == command
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from tests.support.samples import Made, WithEpochs
 from vitmnist import from_dataloader, make_loader
-from vitmnist.auditing import AuditDataset
+from vitmnist.auditing import AuditDataset, find_leftovers, find_running
 from vitmnist.data.sources import read_samples
 from vitmnist.errors import ConfigError, DataError
 
@@ -52,54 +51,14 @@ def test_an_error_of_a_sample_is_raised_with_its_type_and_does_not_end_the_epoch
             raise error("the server is gone")
         return torch.zeros(1), index
 
-    with make_loader(data=Made(fail, 12), **ORDER, **options) as loader, pytest.raises(raised, match=message):
-        list(loader.epoch(0))
+    before = find_running()
+    with make_loader(data=Made(fail, 12), **ORDER, **options) as loader:
+        with pytest.raises(raised, match=message) as kept:
+            list(loader.epoch(0))
+        assert not find_leftovers(before)  # A stored traceback keeps no worker alive.
+    assert kept.value.__traceback__ is not None
 
 
-NUMBERS = np.random.default_rng(4)
-helper = ModuleType("helper")
-helper.numbers = np.random.default_rng(5)
-
-
-class OwnNumbers:
-    """Draws in a method that `__call__` calls, from a generator of the object, its class or a module."""
-
-    of_class = random.Random(2)
-
-    def __init__(self, method: str) -> None:
-        self.method, self.of_object = method, np.random.RandomState(1)
-
-    def __call__(self) -> float:
-        return getattr(self, self.method)()
-
-    def attribute(self) -> float:
-        return self.of_object.random()
-
-    def class_attribute(self) -> float:
-        return self.of_class.random()
-
-    def global_variable(self) -> float:
-        return NUMBERS.random()
-
-    def module(self) -> float:
-        return helper.numbers.random()
-
-
-def closure(numbers: torch.Generator) -> Callable[[], float]:
-    return lambda: float(torch.rand((), generator=numbers))
-
-
-DRAWS: dict[str, tuple[Callable[[], float], str]] = {
-    "torch": (lambda: float(torch.rand(())), "torch"),
-    "NumPy": (lambda: np.random.rand(), "NumPy"),  # noqa: PLW0108  # its owner would be the global generator
-    "Python": (random.random, "Python"),
-    "attribute": (OwnNumbers("attribute"), "a RandomState of its own"),
-    "class attribute": (OwnNumbers("class_attribute"), "a Random of its own"),
-    "global variable": (OwnNumbers("global_variable"), "a Generator of its own"),
-    "module": (OwnNumbers("module"), "a Generator of its own"),
-    "generator expression": (lambda: sum(NUMBERS.random() for _ in "a"), "a Generator of its own"),
-    "closure": (closure(torch.Generator()), "a Generator of its own"),
-}
 STORES: dict[str, Callable[[Any, Path], Any]] = {
     "ram": lambda data, _: make_loader("ram", data, **ORDER),
     "cache": lambda data, folder: make_loader("cache", data, folder=str(folder), **ORDER),

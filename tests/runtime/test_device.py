@@ -164,6 +164,27 @@ def test_a_gpu_that_cannot_be_used_is_an_error_with_its_reason(
     assert re.fullmatch(f"device=auto: no GPU can be used: {reason}", caplog.messages[-1])
 
 
+@pytest.mark.parametrize(
+    ("capability", "architectures", "is_usable"),
+    [
+        ((7, 0), "sm_75 sm_80 sm_90", False),
+        ((8, 9), "sm_75 sm_86", True),
+        ((8, 0), "sm_75 sm_86", False),
+        ((10, 3), "sm_90 compute_90", True),
+        ((9, 0), "gfx90a gfx942", True),
+    ],
+)
+def test_a_gpu_without_kernels_in_this_torch_is_not_chosen(
+    capability: tuple[int, int], architectures: str, is_usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Binary code runs on later GPUs of its major capability, PTX on all later GPUs; ROCm has other names."""
+    simulate_gpus(monkeypatch, 1, 0, capability, architectures)
+    assert choose_device("auto") == (torch.device("cuda", 0) if is_usable else torch.device("cpu"))
+    if not is_usable:
+        with pytest.raises(ConfigError, match=r"^device=cuda: A GPU has compute capability .* only; set device=cpu"):
+            choose_device("cuda")
+
+
 def test_the_current_gpu_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script calls `torch.cuda.set_device` before it makes a loader."""
     simulate_gpus(monkeypatch, 2, current=1)

@@ -188,15 +188,22 @@ def _poison(block: Tensor) -> None:
         block.view(torch.uint8).fill_(POISON)
 
 
-def simulate_gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0) -> None:
+def simulate_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    current: int = 0,
+    capability: tuple[int, int] = (9, 0),
+    architectures: str = "sm_90",
+) -> None:
     """Let torch report GPUs that do not exist. Their `uuid` is their index."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=index))
     answers = {
         "is_available": True,
         "device_count": count,
         "current_device": current,
-        "get_device_capability": (9, 0),
+        "get_device_capability": capability,
         "get_device_name": "A GPU",
+        "get_arch_list": architectures.split(),
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, lambda *args, answer=answer: answer)

@@ -3,7 +3,9 @@
 import atexit
 import os
 import signal
+import sys
 import threading
+import traceback
 import weakref
 from typing import Any, cast
 
@@ -72,6 +74,13 @@ class WorkerLoader(Loader):
             if not workers or (translated := _translate_worker_error(error)) is error:
                 raise
             raise translated from error
+        finally:
+            # Workers exit with the last reference to the iterator. Traceback frames hold references too, so clear them.
+            exception = sys.exc_info()[1] if workers else None
+            while exception:
+                traceback.clear_frames(exception.__traceback__)
+                exception = exception.__context__
+            del dataloader, iterator
 
     def close(self) -> None:
         super().close()
@@ -146,5 +155,7 @@ def _prepare_worker(worker: int) -> None:
     """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
     ignore_stop_signals()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
+    # Print no traceback if the training process ends while it receives a batch.
+    sys.excepthook = lambda *_: None
     # Skip interpreter shutdown: tearing down torch takes a spawned worker a second. Forked workers skip it anyway.
     atexit.register(os._exit, 0)

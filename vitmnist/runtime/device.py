@@ -30,7 +30,8 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
         raise ConfigError(f"device={name}: unknown device; allowed: auto, cpu, cuda, cuda:0, cuda:1, …")
     count, is_available = torch.cuda.device_count(), torch.cuda.is_available()
     is_confined = world.size > 1 and name != "cpu" and _has_own_gpu(world, count if is_available else 0)
-    if name == "auto":
+    is_auto = name == "auto"
+    if is_auto:
         if count and not is_available:
             log.warning("device=auto: no GPU can be used: %s", _explain_unavailable_cuda())
         name = "cuda" if is_available else "cpu"
@@ -50,6 +51,11 @@ def choose_device(name: str, world: World = SINGLE_PROCESS) -> torch.device:
             f"device={name}: torch sees {count} GPUs here, so rank {world.rank} cannot use {device}; set "
             "device=auto or device=cpu, and torchrun --nproc-per-node to the number of GPUs"
         )
+    if reason := _explain_missing_kernels(device):
+        if is_auto:
+            log.warning("device=auto: the CPU is used, because %s", reason)
+            return torch.device("cpu")
+        raise ConfigError(f"device={name}: {reason}; set device=cpu, or install a torch for this GPU")
     return device
 
 
@@ -63,6 +69,21 @@ def _has_own_gpu(world: World, count: int) -> bool:
     """Whether each rank sees a single GPU, and no other rank sees it, as where Slurm confines each task to a GPU."""
     ranks = world.all_gather_object([str(torch.cuda.get_device_properties(index).uuid) for index in range(count)])
     return all(len(uuids) == 1 for uuids in ranks) and len({uuids[0] for uuids in ranks}) == world.size
+
+
+def _explain_missing_kernels(device: torch.device) -> str | None:
+    """Why this build of torch cannot use a GPU; None if it has code for its compute capability."""
+    architectures, capability = torch.cuda.get_arch_list(), torch.cuda.get_device_capability(device)
+    builds = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(architectures))
+    for kind, major, minor in builds:
+        # Binary code runs on later GPUs with the same major number, and PTX (compute_…) on all later GPUs.
+        built_for = int(major), int(minor)
+        if built_for <= capability and (kind == "compute" or built_for[0] == capability[0]):
+            return None
+    if not builds:  # ROCm names its architectures differently.
+        return None
+    name = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
+    return f"{name}, and this torch has code for {', '.join(architectures)} only"
 
 
 def _explain_unavailable_cuda() -> str:
