@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 from tests.conftest import PLAIN, Train, overrides_for, result_of
 from tests.support.outputs import rows
 from tests.support.pages import commands
-from tests.support.processes import REPOSITORY, SIGKILL, run_python, start_program
+from tests.support.processes import REPOSITORY, run_python, start_program
 from vitmnist.errors import ExitCode
 from vitmnist.tracking.runs import read_run
 
@@ -41,18 +40,14 @@ def test_two_jobs_at_once_end_in_one_report(plugin: str, typed: list[str], tiny_
 
 
 JOBS = ["-m", "seed=1,2,3"]
-SEARCH = ["-m", "hydra/sweeper=optuna", "data.holdout=5", "batch_size=choice(4,5,6)", "hydra.sweeper.n_trials=3"]
 
 
 @pytest.mark.slow  # each job imports torch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("signum", "jobs"), [(SIGKILL, SEARCH), (signal.SIGTERM, JOBS)])
-def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
-    signum: int, jobs: list[str], tiny_root: Path, tmp_path: Path, train_here: Train
-) -> None:
-    """From their last checkpoints after a signal, which kills them; without their parent they save themselves."""
+def test_parallel_jobs_end_with_the_sweep_and_are_resumed(tiny_root: Path, tmp_path: Path, train_here: Train) -> None:
+    """From their last checkpoints: a signal to the sweep kills them."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=40", "checkpoint.min_interval_s=0"), *jobs]
+    typed = ["hydra/launcher=parallel", *overrides_for(tiny_root, "epochs=40", "checkpoint.min_interval_s=0"), *JOBS]
     typed += ["hydra.sweep.dir=here", "hydra.sweep.subdir=${hydra.job.num}"]
     folders = [tmp_path / "here" / str(job) for job in range(2)]
     program, log = [sys.executable, str(REPOSITORY / "train.py"), *typed], tmp_path / "log"
@@ -64,21 +59,20 @@ def test_parallel_jobs_end_with_the_sweep_and_are_resumed(
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         children = process.children()
-        process.send_signal(signum)
+        process.send_signal(signal.SIGTERM)
         code = process.wait(60)
         still_running = psutil.wait_procs(children, timeout=60)[1]
     finally:
         for process_left in psutil.wait_procs([process, *children], timeout=0)[1]:
             process_left.kill()
-    assert code == (-signum if signum == SIGKILL else ExitCode.UNFINISHED), log.read_text()
+    assert code == ExitCode.UNFINISHED, log.read_text()
     assert still_running == []
-    assert {read_run(folder).result.status for folder in folders} == {"interrupted" if signum == SIGKILL else "killed"}
+    assert {read_run(folder).result.status for folder in folders} == {"killed"}
     assert not (tmp_path / "here" / "2" / "epochs.csv").exists()
     assert "Traceback" not in log.read_text()
     assert "Error executing" not in log.read_text()
     # The stopped jobs are resumed one after the other, and in this process: a launcher imports torch for each job.
-    resume = partial(start_program, tmp_path, *typed) if signum == SIGKILL else partial(train_here, *typed[1:])
-    ended = resume("resume=auto")
+    ended = train_here(*typed[1:], "resume=auto")
     assert ended.returncode == 0, ended.stderr
     results = [result_of(tmp_path / "here" / str(job)) for job in range(3)]
     assert [(result["resumed"], len(result["epochs"])) for result in results] == [(job < 2, 40) for job in range(3)]

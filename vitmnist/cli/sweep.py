@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import logging
 import multiprocessing
-import os
 import shlex
 from contextlib import suppress
 from dataclasses import replace
@@ -28,7 +27,7 @@ from vitmnist.cli.start import ConfiguredRun, start_run
 from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
-from vitmnist.errors import ConfigError, ExitCode, RunInterrupted, TimeLimitReached, TrainingError
+from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime import signals
 from vitmnist.runtime.files import display_path
@@ -126,8 +125,7 @@ class Job:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        if parent := multiprocessing.parent_process():
-            self.stop.parent = parent.pid
+        if multiprocessing.parent_process():
             # A loader cannot start workers with the start method of joblib's processes.
             multiprocessing.set_start_method(None, force=True)
 
@@ -155,9 +153,6 @@ class Job:
                 start_run(ConfiguredRun(replace(config, resume=resume), folder, overrides), self.stop)
             return read_run(folder).value_of(find_metric(config.monitor, "monitor").name)
         except RunInterrupted as error:
-            if self.stop.is_orphan:
-                # Otherwise, an idle process of joblib would wait five minutes for further jobs.
-                os._exit(ExitCode.UNFINISHED)
             if not isinstance(error, TimeLimitReached):
                 raise
             log.info("job %s: %s", hydra_config.job.num, error)

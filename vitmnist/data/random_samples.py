@@ -27,10 +27,6 @@ Result = TypeVar("Result")
 class RandomSampleError(ConfigError):
     """A sample is random, so storing it would repeat one version of it."""
 
-    def __init__(self, index: int, reason: str) -> None:
-        super().__init__(index, reason)  # An exception is unpickled from its arguments, as when a worker raises it.
-        self.index = index
-
     def __str__(self) -> str:
         return "sample {} is random ({})".format(*self.args)
 

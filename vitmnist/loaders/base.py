@@ -60,8 +60,6 @@ class Loader(AbstractContextManager["Loader"], ABC):
         Live iterators are independent. An abandoned iterator is closed when it is garbage-collected.
         """
         batches = self.batches(epoch, start)
-        if not isinstance(batches, Generator):  # An iterator of another type cannot be closed.
-            raise TypeError(f"{type(self).__name__}.batches must be a generator function")
         self._live_iterators.add(batches)
         return batches
 

@@ -111,16 +111,7 @@ def _replace(dataloader: DataLoader[Any], options: StoreOptions, to_tensors: boo
     check_replaceable(dataloader)
     dataset: Any = dataloader.dataset
     with _explain_errors("cache" if options.folder else "ram"), preserve_random_state(dataset, dataloader.collate_fn):
-        probes = choose_probes(len(dataset))
-        while True:
-            try:
-                replacement = _build(dataloader, options, to_tensors, probes)
-                break
-            except RandomSampleError as error:
-                # Only decoding all samples shows whether they are like the probes: a random one becomes a probe too.
-                if error.index in probes:
-                    raise
-                probes = sorted({*probes, error.index})
+        replacement = _build(dataloader, options, to_tensors, choose_probes(len(dataset)))
     decoded: Any = replacement.dataset
     decoded.change_guard.allow_changes_by_reading(dataloader.collate_fn)
     return replacement
@@ -153,8 +144,8 @@ def _explain_errors(name: str) -> Iterator[None]:
     except RandomSampleError as error:
         raise ConfigError(
             f"{name}: {error} apart from the transforms in the attributes transform and transforms of the dataset (not "
-            "of its class), or it keeps a state from sample to sample; move all random steps there, or use the "
-            "DataLoader as it is"
+            "of its class), or they are random for few samples only, or it keeps a state from sample to sample; move "
+            "all random steps there, or use the DataLoader as it is"
         ) from error
     except ConfigError:
         raise

@@ -65,8 +65,6 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._received = StopReason.NONE
         self._deadline = math.inf
         self._handlers = ExitStack()
-        self.parent: int | None = None
-        """The parent process to follow: its end counts as a SIGHUP. Otherwise, processes of joblib would outlive it."""
 
     def listen(self, deadline: float) -> None:
         """Record signals, and the time limit when `time.monotonic` reaches `deadline`, until `__exit__`."""
@@ -78,19 +76,7 @@ class StopSignal(AbstractContextManager["StopSignal"]):
         self._deadline = math.inf
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether the parent process that this process follows has ended."""
-        if self.parent is None:
-            return False
-        import psutil  # Not at the top: this takes 13 ms.
-
-        # Linux and macOS give an orphan another parent. On Windows, it keeps the ID of the parent that has ended.
-        return self.parent != os.getppid() or not psutil.pid_exists(self.parent)
-
-    @property
     def reason(self) -> StopReason:
-        if self.is_orphan:
-            self._received = self._received or StopReason.SIGHUP
         if not self._received and time.monotonic() >= self._deadline:
             return StopReason.TIME_LIMIT
         return self._received

@@ -4,7 +4,6 @@ FOLDER/HASH/images.npy  the samples, a file for each tensor; `numpy.load(…, mm
 FOLDER/HASH/labels.npy  the labels. Samples of any structure are bytes in samples.npy, with their offsets in spans.npy
 FOLDER/HASH/cache.json  the fingerprint, the caller's metadata, and a checksum of all files, to compare when they are
                         opened
-FOLDER/HASH-2           the same files, if Windows cannot remove a damaged HASH because a process maps it
 FOLDER/HASH.lock        the lock of the process that decodes while others wait
 FOLDER/.HASH.unfinished the same files while they are written
 """
@@ -85,7 +84,8 @@ def open_or_write_cache(
         except CACHE_READ_ERRORS as damage:
             if entry.is_dir():
                 log.warning("the cache %s cannot be used (%s) and is decoded again", entry, damage)
-                entry = _remove_damaged(entry)
+                with _translate_os_errors(folder):  # Windows keeps a folder whose files a process maps.
+                    shutil.rmtree(entry)
         unfinished = folder / f".{name}.unfinished"
         try:
             _write_files(unfinished, size, decode(), names)
@@ -115,17 +115,6 @@ def _write_files(folder: Path, size: int, chunks: Chunks, names: Sequence[str]) 
             folder.mkdir()
             files = [stack.enter_context((folder / f"{name}.npy").open("w+b")) for name in names]
         _write(folder.parent, files, size, chunks)
-
-
-def _remove_damaged(entry: Path) -> Path:
-    """Remove a cache and return the folder for a new one; on Windows, a folder with mapped files cannot be removed."""
-    suffix, folder = 1, entry
-    shutil.rmtree(folder, ignore_errors=True)
-    while folder.exists():
-        suffix += 1
-        folder = Path(f"{entry}-{suffix}")
-        shutil.rmtree(folder, ignore_errors=True)
-    return folder
 
 
 @contextmanager
@@ -194,14 +183,7 @@ def _map(file: IO[bytes]) -> Tensor:
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:
-    """Open the cache in the folder `entry`, or in `entry`-2 …; raises `CACHE_READ_ERRORS` if it cannot be used."""
-    for candidate in entry.parent.glob(f"{entry.name}-*"):
-        with suppress(*CACHE_READ_ERRORS):
-            return _open_folder(candidate, names)
-    return _open_folder(entry, names)
-
-
-def _open_folder(entry: Path, names: Sequence[str]) -> CacheEntry:
+    """Open the cache in the folder `entry`; raises `CACHE_READ_ERRORS` if it cannot be used."""
     record = cast("dict[str, Any]", read_json_or_yaml(entry / RECORD_NAME))
     if record.pop("crc32") != _checksum(record, entry, names):
         raise ValueError("it is damaged")
