@@ -162,7 +162,7 @@ def test_installed_members_are_found_when_they_are_needed_and_broken_packages_na
     assert (tmp_path / "run" / "lines.txt").read_text().count("eval_top2") == 2
     assert not list((tmp_path / "run").glob("*tfevents*")), "no logger but those that are named"
     assert "eval_top2" in (tmp_path / "run" / "epochs.csv").read_text()
-    assert ("images 7.00" in ended.stdout, f"top2 {epoch['eval_top2']:.2f}%" in ended.stdout) == (True, True)
+    assert ("images 7.0000" in ended.stdout, f"top2 {epoch['eval_top2']:.2f}%" in ended.stdout) == (True, True)
     assert "top-2 accuracy" in ended.stdout
     without = program(tmp_path, tmp_path, "report", "run", "--output", "other")
     assert without.returncode == 0, without.stderr

@@ -114,7 +114,8 @@ def test_a_worker_that_is_killed_ends_the_run_with_one_message(
     code, output = started.ended()
     assert code == ExitCode.FAILED
     assert output.count("num_workers=N") == output.count("error: ") == 1, output
-    assert "Traceback" not in output
+    # Torch's signal handler can raise within a `__del__` of torch, whose traceback the interpreter prints.
+    assert "Traceback" not in output or "Exception ignored in" in output
 
 
 def test_a_signal_to_the_whole_group_spares_the_workers(long: list[str], start: Start, tmp_path: Path) -> None:

@@ -227,6 +227,14 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
         vitmnist.load_model(folder, "final", "cpu")
 
 
+def test_predictions_are_computed_in_float32_as_an_evaluation(digits: TrainedModel, tiny: Dataset) -> None:
+    modes: list[bool] = []
+    hook = digits.module.register_forward_hook(lambda *_: modes.append(torch.backends.cudnn.allow_tf32))
+    with hook:
+        digits.classify(tiny.test.images)
+    assert (modes, torch.backends.cudnn.allow_tf32) == ([False], True)
+
+
 def test_objects_are_shown_in_a_line(digits: TrainedModel, tiny: Dataset) -> None:
     assert repr(tiny) == "Dataset(kmnist: 23 train and 7 test images [1, 28, 28], 10 classes)"
     assert repr(tiny.test) == "Split(7 images [1, 28, 28], 10 classes)"

@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 from tests.support.contract import check_contract
 from vitmnist import make_loader
 from vitmnist.data.datasets.base import Dataset
-from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import DataError
-from vitmnist.loaders.base import LOADERS, Batches, Loader
+from vitmnist.loaders.base import LOADERS
 
 GENERATOR = torch.Generator().manual_seed(0)
 FLOATS = torch.randn(23, 3, generator=GENERATOR, dtype=torch.float64)
@@ -49,15 +48,6 @@ def test_every_loader_meets_the_contract(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     check_contract(data=DATA[data] or tiny.train, **options)
-
-
-def test_batches_that_cannot_be_closed_are_an_error() -> None:
-    class Listed(Loader):
-        def batches(self, epoch: int, start: int) -> Batches:
-            return iter([(torch.zeros(1), torch.zeros(1))])
-
-    with pytest.raises(TypeError, match=r"Listed\.batches must be a generator function$"):
-        Listed(EpochSampler(1, 1, 0)).epoch(0)
 
 
 @pytest.mark.parametrize("name", ["disk", "ram", "cache"])

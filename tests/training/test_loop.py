@@ -24,7 +24,6 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.metrics import METRICS, ProbabilityMetric
-from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import Member
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -131,22 +130,10 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-def test_a_metric_gets_the_probabilities_of_all_images_in_the_order_of_the_split(
-    tiny: Dataset, add_members: AddMembers
-) -> None:
-    """As in a metric of a calibration, or of a ranking."""
-
-    def first_brier(probabilities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        weights = torch.arange(len(labels), 0, -1)  # They make the result depend on the order.
-        return (weights * (probabilities - F.one_hot(labels, 10)).square().sum(1)).mean()
-
-    add_members(METRICS, first_brier=Member(ProbabilityMetric("%", tag="first_brier"), first_brier))
-    model = make_model()
-    evaluation = evaluate(model, make_ram_loader(tiny, Shuffle.none), Preprocess(tiny.train))
-    with torch.no_grad():
-        expected = 100 * first_brier(model(normalized(tiny)).softmax(1), tiny.train.labels)
-    assert evaluation.metrics["eval_first_brier"] == pytest.approx(float(expected), rel=1e-5)
-    assert build_epoch_table()["eval_first_brier"].unit == "%"
+def test_a_metric_gets_the_probabilities_and_the_labels_of_all_images(tiny: Dataset, add_members: AddMembers) -> None:
+    add_members(METRICS, nll=Member(ProbabilityMetric("%", tag="nll"), lambda p, labels: F.nll_loss(p.log(), labels)))
+    metrics = evaluate(make_model(), make_ram_loader(tiny), Preprocess(tiny.train)).metrics
+    assert metrics["eval_nll"] == pytest.approx(100 * metrics["eval_loss"], rel=1e-5)
 
 
 def test_every_second_is_charged_to_its_phase(tiny: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

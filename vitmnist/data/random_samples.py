@@ -27,9 +27,6 @@ Result = TypeVar("Result")
 class RandomSampleError(ConfigError):
     """A sample is random, so storing it would repeat one version of it."""
 
-    def __str__(self) -> str:
-        return "sample {} is random ({})".format(*self.args)
-
 
 def call_and_check_random(
     function: Callable[[], Result], roots: object, *, always_repeat: bool
@@ -69,7 +66,7 @@ def read_probes(
     for index in indices:
         sample, reason = call_and_check_random(partial(read, index), roots, always_repeat=not samples)
         if reason:
-            return samples, RandomSampleError(index, reason)
+            return samples, RandomSampleError(f"sample {index} is random ({reason})")
         samples.append(sample)
     return samples, None
 
@@ -86,7 +83,7 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
         for index in indices:
             _, reason = call_and_check_random(partial(read, index), roots, always_repeat=False)
             if reason:
-                raise RandomSampleError(index, reason)
+                raise RandomSampleError(f"sample {index} is random ({reason})")
 
 
 def has_set_epoch(dataset: object) -> bool:

@@ -36,8 +36,8 @@ class Metric:
     is_headline: bool = False
 
     def format(self, value: float) -> str:
-        """Format a value with its decimal places, by default four, and a percent sign."""
-        digits = 4 if self.digits is None else self.digits
+        """Format a value with its decimal places, by default four or, with a percent sign, two."""
+        digits = self.digits if self.digits is not None else 2 if self.unit == "%" else 4
         return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
 
     @property
@@ -75,24 +75,16 @@ METRICS: Registry[BatchMetric | ConfusionMetric | ProbabilityMetric, Callable[..
 METRICS = Registry("metrics", __package__, kinds=(BatchMetric, ConfusionMetric, ProbabilityMetric))
 
 
-def get_batch_metrics() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Return the functions of a batch's logits and labels, by name."""
+def get_metrics(kind: type[Metric]) -> dict[str, Callable[..., Tensor]]:
+    """Return the functions of the metrics of a kind, by name."""
     members = METRICS.members().items()
-    return {name: member.function for name, member in members if isinstance(member.declaration, BatchMetric)}
-
-
-def has_probability_metrics() -> bool:
-    """Whether an evaluation must keep the probabilities of all images."""
-    return any(isinstance(member.declaration, ProbabilityMetric) for member in METRICS.members().values())
+    return {name: member.function for name, member in members if isinstance(member.declaration, kind)}
 
 
 def compute_evaluation_metrics(matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
     """Compute the metrics of all predictions of an evaluation, by name, in their units.
 
-    Args:
-        matrix: the confusion matrix, int64 `[classes, classes]`.
-        probabilities: float32 `[N, classes]`; needed if `has_probability_metrics()`.
-        labels: int64 `[N]`.
+    The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
     """
     values: dict[str, float] = {}
     for name, member in METRICS.members().items():

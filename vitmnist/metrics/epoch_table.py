@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, Metric, get_batch_metrics
+from vitmnist.metrics import METRICS, BatchMetric, Metric, get_metrics
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EpochMetric(Metric):
     """
 
     name: str = field(kw_only=True)
-    summary: Literal["selected_epoch", "median", "max"] = field(kw_only=True)
+    summary: Literal["selected_epoch", "median", "max"] = field(default="median", kw_only=True)
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -39,25 +39,23 @@ class EpochMetric(Metric):
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
-    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s", summary="median"),
-    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s", summary="median"),
-    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s", summary="median"),
-    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s", summary="median"),
-    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s", summary="median"),
-    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s", summary="median"),
-    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct", summary="median"),
-    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s", summary="median"),
-    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s", summary="median"),
+    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
+    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
+    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s"),
+    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s"),
+    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
+    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
+    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
+    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s"),
+    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s"),
 )
 """Where the time of an epoch goes."""
 LOSS = Metric("", tag="loss", direction="min", is_headline=True)
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := EpochMetric(
-        "images/s", "usage/images_per_s", "images/s", digits=0, direction="max", name="images_per_s", summary="median"
-    ),
-    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", digits=0, name="host_peak_mib", summary="max"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", digits=0, name="gpu_peak_mib", summary="max"),
+    IMAGES_PER_S := EpochMetric("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
+    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
+    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
 )
 """Throughput and memory."""
 
@@ -74,7 +72,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),
-        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in get_batch_metrics()),
+        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in get_metrics(BatchMetric)),
         _epoch_metric("eval", "loss", LOSS),
         *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,

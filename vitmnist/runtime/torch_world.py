@@ -19,8 +19,6 @@ from vitmnist.runtime.world import Value, World
 
 POLL_S = 0.002
 """The interval at which a waiting rank handles signals, in seconds."""
-ANSWER_S = 1.0
-"""The longest time that rank 0 waits for the other ranks to read which rank failed first, in seconds."""
 SETUP_TIMEOUT = timedelta(hours=6)
 """The longest time that the ranks of a machine wait for the rank that decodes the dataset."""
 
@@ -103,11 +101,7 @@ class TorchWorld(World):
         try:
             message = self._store.compare_set("failed", "", f"{self.rank} {failure.message}").decode()
             distributed.destroy_process_group()  # Ranks that wait for this one fail now.
-            self._store.add("answered", 1)
-            deadline = time.monotonic() + ANSWER_S
-            while self.rank == 0 and self._store.add("answered", 0) < self.size and time.monotonic() < deadline:
-                time.sleep(POLL_S)  # Without torchrun, the store ends with rank 0.
-        except RuntimeError:  # The store has ended with rank 0.
+        except RuntimeError:  # Without torchrun, the store ends with rank 0.
             return TrainingError("rank 0 has ended: see its message; if it has none, it was killed")
         rank, _, reason = message.partition(" ")
         return error if rank == str(self.rank) else PeerError(f"rank {rank} failed: {reason}")

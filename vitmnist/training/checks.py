@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line
 from vitmnist.losses import LOSSES
-from vitmnist.metrics import get_batch_metrics
+from vitmnist.metrics import BatchMetric, get_metrics
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
@@ -105,7 +105,7 @@ def check_batch_metrics(num_classes: int) -> None:
     predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
     logits = F.one_hot(predictions, num_classes).float()
     labels[6] = IGNORED
-    for name, compute in get_batch_metrics().items():
+    for name, compute in get_metrics(BatchMetric).items():
         whole, *parts = (compute(logits[rows], labels[rows]) for rows in (slice(7), slice(2), slice(2, 6)))
         if whole.dim() or not math.isclose(float(whole), float(sum(parts)), rel_tol=1e-4):
             raise ConfigError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import compute_evaluation_metrics, get_batch_metrics, has_probability_metrics
+from vitmnist.metrics import BatchMetric, ProbabilityMetric, compute_evaluation_metrics, get_metrics
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -79,7 +79,7 @@ def evaluate(
     sampler, device = loader.sampler, preprocess.mean.device
     accumulator = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions, keeps_probabilities = get_batch_metrics(), has_probability_metrics()
+    functions, keeps_probabilities = get_metrics(BatchMetric), bool(get_metrics(ProbabilityMetric))
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), set_float32_precision():
@@ -87,16 +87,20 @@ def evaluate(
             logits, labels = model(preprocess(batch.images)), batch.labels
             cross_entropy = F.cross_entropy(logits, labels, reduction="sum")
             accumulator.update({"loss": cross_entropy, **{name: fn(logits, labels) for name, fn in functions.items()}})
-            batches.append(Predictions.of(logits, labels, keeps_probabilities))
+            probabilities = logits.softmax(dim=1)
+            kept = probabilities if keeps_probabilities else None
+            batches.append(Predictions(logits.argmax(dim=1), probabilities.amax(dim=1), labels, logits.shape[1], kept))
             timer.begin("other")
             after_step(timer)
     timer.stop()
     seconds = timer.seconds()
     save_s = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
-    matrix, probabilities = predictions.confusion_matrix(), predictions.probabilities
-    all_metrics = accumulator.compute() | compute_evaluation_metrics(matrix, probabilities, predictions.labels)
-    metrics = {**all_metrics, "s": sum(seconds.values())}
+    metrics = {
+        **accumulator.compute(),
+        **compute_evaluation_metrics(predictions.confusion_matrix(), predictions.probabilities, predictions.labels),
+        "s": sum(seconds.values()),
+    }
     return EvalPass({f"{split}_{name}": value for name, value in metrics.items()}, predictions, save_s)
 
 
@@ -127,13 +131,6 @@ class Predictions:
     num_classes: int
     probabilities: Tensor | None = None
 
-    @classmethod
-    def of(cls, logits: Tensor, labels: Tensor, keep_probabilities: bool) -> Predictions:
-        """Return the predictions for a batch with logits `[B, classes]`."""
-        probabilities = logits.softmax(dim=1)
-        kept = probabilities if keep_probabilities else None
-        return cls(logits.argmax(dim=1), probabilities.amax(dim=1), labels, logits.shape[1], kept)
-
     def confusion_matrix(self) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
         pairs = self.labels * self.num_classes + self.predicted
@@ -159,7 +156,6 @@ def gather_predictions(batches: Sequence[Predictions], sampler: EpochSampler, wo
         zeros = values.new_zeros(sampler.size, *values.shape[1:])
         return world.all_reduce_sum(zeros.index_copy_(0, indices, values))
 
+    predicted, confidence, labels = map(gather, ("predicted", "confidence", "labels"))
     probabilities = None if batches[0].probabilities is None else gather("probabilities")
-    return Predictions(
-        gather("predicted"), gather("confidence"), gather("labels"), batches[0].num_classes, probabilities
-    )
+    return Predictions(predicted, confidence, labels, batches[0].num_classes, probabilities)
