@@ -95,6 +95,7 @@ def test_the_documented_examples_are_trained_and_pass_our_own_tests(tmp_path: Pa
     members += ["data/sampler=shuffled_once"]
     parts = ["config", "models/test_vit.py", "optim", "loaders/test_base.py", "loaders/test_auto.py"]
     parts += ["loaders/test_make_loader.py", "training/test_build.py", "training/test_loop.py"]
+    parts += ["metrics/test_classification.py", "augment/test_operations.py", "test_own_project.py"]
     # The other models and loaders are tested where they are, and so is what depends on no member.
     elsewhere = "takes_every_model or meets_the_contract or compiled or deterministic or traceback"
     chosen = f"mlp or indexed or not ({elsewhere} or forkserver or killed or plateau)"

@@ -106,7 +106,7 @@ class RunRecorder:
 
     def continue_from(self, epochs: list[EpochRecord]) -> None:
         """Continue the record of a resumed run after the epochs of its checkpoint."""
-        self.result.epochs, self.result.resumed = epochs, True
+        self.result.epochs[:], self.result.resumed = epochs, True
 
     def record_selection(self, selection: LoaderSelection) -> None:
         """Record and log which loader `auto` selected."""
@@ -202,4 +202,4 @@ class RunRecorder:
         self.result.test = {"weights": "best", **metrics}
         best = self.monitor.best_epoch(self.result.epochs)
         assert best is not None  # `add_epoch` refuses an epoch without a value.
-        log_test(metrics, best + 1)
+        log_test(metrics, best + 1, self.monitor.metric)

@@ -187,7 +187,7 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         checks.check_loss(config.loss, train, preprocess.has_mixing)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        checks.check_batch_metrics(len(train.classes))
+        checks.check_metrics(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
@@ -196,6 +196,7 @@ class Trainer:
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
         execution = Execution(model, preprocess, loss, batch_size, options, frozen)
         step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
+        checks.check_weight_average(step)
         checks.check_batch_norm(step, train.images[:1].to(device), sampler)
         return step
 

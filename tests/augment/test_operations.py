@@ -169,7 +169,7 @@ def test_jitter_refuses_two_channels() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(sorted(IDENTITY_OPTIONS)),
+    name=st.sampled_from([name for name in OPERATIONS.members() if not isinstance(built(name), Mixing)]),
     side=st.integers(5, 20),
     extra=st.integers(0, 9),
     number=st.integers(1, 5),
@@ -185,10 +185,10 @@ def test_any_batch_keeps_its_shape_dtype_and_range(
     assert (found.shape, found.dtype) == (source.shape, torch.float32)
     assert found.min() >= -1e-6
     assert found.max() <= 1 + 1e-6
-    options = dict(IDENTITY_OPTIONS[name])
-    if "ratio" in options:
-        options["ratio"] = [(side + extra) / side] * 2
-    torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
+    if options := dict(IDENTITY_OPTIONS.get(name, {})):
+        if "ratio" in options:
+            options["ratio"] = [(side + extra) / side] * 2
+        torch.testing.assert_close(operation(name, **options)(source, keys(number)), source, rtol=0, atol=1e-5)
 
 
 NUMBER = 100

@@ -130,10 +130,10 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    add_members(METRICS, late=Member(BatchMetric("%", tag="late"), max))
+    add_members(METRICS, late=Member(BatchMetric(unit="%", tag="late", direction="max"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
-    add_members(METRICS, loss=Member(BatchMetric("%", tag="other"), max))
+    add_members(METRICS, loss=Member(BatchMetric(unit="%", tag="other", direction="max"), max))
     with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
         build_epoch_table()
     with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetric or a ConfusionMetric"):
-        METRICS.register("plain", Metric("%", tag="plain"))
+        METRICS.register("plain", Metric(unit="%", tag="plain", direction="max"))

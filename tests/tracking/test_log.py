@@ -17,7 +17,9 @@ from vitmnist.tracking.result import Result
 def test_a_headline_is_in_the_first_groups_of_tensorboard_and_in_the_log_line(
     add_members: AddMembers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    add_members(METRICS, late=Member(BatchMetric("%", tag="late", digits=1, is_headline=True), max))
+    add_members(
+        METRICS, late=Member(BatchMetric(unit="%", tag="late", direction="max", digits=1, is_headline=True), max)
+    )
     table = build_epoch_table()
     assert [table[name].tag for name in ("train_late", "eval_late")] == ["train/late", "eval/late"]
     caplog.set_level("INFO")

@@ -131,7 +131,12 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
 
 
 def test_a_metric_gets_the_probabilities_and_the_labels_of_all_images(tiny: Dataset, add_members: AddMembers) -> None:
-    add_members(METRICS, nll=Member(ProbabilityMetric("%", tag="nll"), lambda p, labels: F.nll_loss(p.log(), labels)))
+    add_members(
+        METRICS,
+        nll=Member(
+            ProbabilityMetric(unit="%", tag="nll", direction="min"), lambda p, labels: F.nll_loss(p.log(), labels)
+        ),
+    )
     metrics = evaluate(make_model(), make_ram_loader(tiny), Preprocess(tiny.train)).metrics
     assert metrics["eval_nll"] == pytest.approx(100 * metrics["eval_loss"], rel=1e-5)
 

@@ -17,9 +17,11 @@ from vitmnist.augment.preprocess import Compose, Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
+from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
-from vitmnist.optim.optimizers import OPTIMIZERS
+from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.checks import check_weight_average
 from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.progress import EpochProgress
@@ -312,6 +314,19 @@ def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Datase
     train(second, loader, 1, first=1)
     assert second.optimizer.param_groups[0]["count"] == second.execution.loss.calls == 6
     steps.check_same_weights(second.model, whole.model, tolerance=0)
+
+
+def test_an_optimizer_that_averages_the_weights_needs_no_other_average(
+    tiny: Dataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.BatchNorm2d(1), make_mlp())
+    step = make_step(tiny, model=model, augment=None)
+    step.optimizer = ScheduleFree(model)
+    check_weight_average(step)
+    assert "batch normalisation" in caplog.text
+    step.ema = EMA(model, 0.9)
+    with pytest.raises(ConfigError, match=r"^ema_decay: the optimizer averages the weights already; set ema"):
+        check_weight_average(step)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.members())

@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """How the values of a metric are shown and compared.
 
     Args:
         unit: s, %, MiB or images/s; empty for a loss or a number without a unit.
         tag: the tag in TensorBoard. A registered metric is shown as `verbose/train_TAG` and `verbose/eval_TAG`.
+        direction: whether the highest or the lowest value is the best; `monitor` and `patience` follow it.
         column: the title of the column in the report; None: no column.
         digits: decimal places in the report; None: seconds with three significant digits.
-        direction: whether the highest or the lowest value is the best.
         is_headline: show a registered metric as `train/TAG` and `eval/TAG`, and in the log line of an epoch.
     """
 
     unit: str
     tag: str
+    direction: Literal["max", "min"]
     column: str | None = None
     digits: int | None = None
-    direction: Literal["max", "min"] = "max"
     is_headline: bool = False
 
     def format(self, value: float) -> str:

@@ -5,14 +5,14 @@ throughput or memory is listed in `TIMES` or `MACHINE_METRICS`; its value is in 
 (training/progress.py), `evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitmnist.errors import ConfigError, suggest_names
 from vitmnist.metrics import METRICS, BatchMetric, Metric, get_metrics
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EpochMetric(Metric):
     """A metric in the record of an epoch.
 
@@ -21,8 +21,8 @@ class EpochMetric(Metric):
         summary: a run counts with the value of its selected epoch, or with the median or maximum over its epochs.
     """
 
-    name: str = field(kw_only=True)
-    summary: Literal["selected_epoch", "median", "max"] = field(default="median", kw_only=True)
+    name: str
+    summary: Literal["selected_epoch", "median", "max"] = "median"
     direction: Literal["max", "min"] = "min"
 
     @property
@@ -39,23 +39,31 @@ class EpochMetric(Metric):
 # TensorBoard sorts the groups of tags by name and opens the first two: `eval` and `train`, with accuracy and loss.
 # After them come `train_result` (best epoch, test split), `train_step`, `usage`, `verbose` (other quality), `visuals`.
 TIMES = (
-    EPOCH_S := EpochMetric("s", "usage/epoch_s", "epoch, s", name="epoch_s"),
-    TRAIN_S := EpochMetric("s", "usage/train_s", "training, s", name="train_s"),
-    EVAL_S := EpochMetric("s", "usage/eval_s", name="eval_s"),
-    SAVE_S := EpochMetric("s", "usage/save_s", "saving, s", name="save_s"),
-    FIRST_BATCH_S := EpochMetric("s", "usage/first_batch_s", "first batch, s", name="first_batch_s"),
-    DATA_WAIT_S := EpochMetric("s", "usage/data_wait_s", "waiting, s", name="data_wait_s"),
-    DATA_WAIT_PCT := EpochMetric("%", "usage/data_wait_pct", "waiting, %", 1, name="data_wait_pct"),
-    COMPUTE_S := EpochMetric("s", "usage/compute_s", name="compute_s"),
-    HOST_LEAD_S := EpochMetric("s", "usage/host_lead_s", name="host_lead_s"),
+    EPOCH_S := EpochMetric(name="epoch_s", unit="s", tag="usage/epoch_s", column="epoch, s"),
+    TRAIN_S := EpochMetric(name="train_s", unit="s", tag="usage/train_s", column="training, s"),
+    EVAL_S := EpochMetric(name="eval_s", unit="s", tag="usage/eval_s"),
+    SAVE_S := EpochMetric(name="save_s", unit="s", tag="usage/save_s", column="saving, s"),
+    FIRST_BATCH_S := EpochMetric(name="first_batch_s", unit="s", tag="usage/first_batch_s", column="first batch, s"),
+    DATA_WAIT_S := EpochMetric(name="data_wait_s", unit="s", tag="usage/data_wait_s", column="waiting, s"),
+    DATA_WAIT_PCT := EpochMetric(
+        name="data_wait_pct", unit="%", tag="usage/data_wait_pct", column="waiting, %", digits=1
+    ),
+    COMPUTE_S := EpochMetric(name="compute_s", unit="s", tag="usage/compute_s"),
+    HOST_LEAD_S := EpochMetric(name="host_lead_s", unit="s", tag="usage/host_lead_s"),
 )
 """Where the time of an epoch goes."""
-LOSS = Metric("", tag="loss", direction="min", is_headline=True)
+LOSS = Metric(unit="", tag="loss", direction="min", is_headline=True)
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
-    IMAGES_PER_S := EpochMetric("images/s", "usage/images_per_s", "images/s", 0, "max", name="images_per_s"),
-    HOST_PEAK_MIB := EpochMetric("MiB", "usage/host_mib", "host, MiB", 0, name="host_peak_mib", summary="max"),
-    GPU_PEAK_MIB := EpochMetric("MiB", "usage/gpu_mib", "GPU, MiB", 0, name="gpu_peak_mib", summary="max"),
+    IMAGES_PER_S := EpochMetric(
+        name="images_per_s", unit="images/s", tag="usage/images_per_s", column="images/s", digits=0, direction="max"
+    ),
+    HOST_PEAK_MIB := EpochMetric(
+        name="host_peak_mib", unit="MiB", tag="usage/host_mib", column="host, MiB", digits=0, summary="max"
+    ),
+    GPU_PEAK_MIB := EpochMetric(
+        name="gpu_peak_mib", unit="MiB", tag="usage/gpu_mib", column="GPU, MiB", digits=0, summary="max"
+    ),
 )
 """Throughput and memory."""
 

@@ -28,7 +28,7 @@ from vitmnist.report.statistics import format_range
 from vitmnist.report.summary import describe_ratio, format_mean, summarize_comparison
 from vitmnist.runtime.files import UnreadableError, display_path, encode_csv, read_json_or_yaml, write_atomic
 from vitmnist.timing.table import Spread, format_seconds
-from vitmnist.tracking.result import RUN_METRICS, RunMetric
+from vitmnist.tracking.result import RunMetric, list_main_test_metrics
 from vitmnist.tracking.runs import Run, build_run_table, find_runs, read_run
 
 PAGE, LEGEND = (files("vitmnist.report").joinpath(name) for name in ("page.html", "legend.md"))
@@ -161,8 +161,8 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     The status is left out too if all runs completed. `other_metrics`: the metrics that are folded in the report.
     """
     rows = comparison.sorted_rows
-    run_quality = [metric for metric in RUN_METRICS if metric.is_quality]
-    main_metrics: list[EpochMetric | RunMetric] = [comparison.metric, *run_quality, EPOCH_S]
+    test_metrics = [metric for metric in list_main_test_metrics(comparison.metric) if metric.column]
+    main_metrics: list[EpochMetric | RunMetric] = [comparison.metric, *test_metrics, EPOCH_S]
     columns: dict[str, list[str]] = {}
     for column in comparison.columns:
         values = [row.values.get(column, EMPTY_CELL) for row in rows]
@@ -170,13 +170,13 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
     if other_metrics:
         # Quality stands before times.
         for metric in sorted(build_run_table().values(), key=lambda metric: not metric.is_quality):
-            if metric.column and metric not in main_metrics:
-                columns[comparison.title(metric)] = _format_metric(comparison, metric)
+            if metric.column and metric.name not in [main_metric.name for main_metric in main_metrics]:
+                columns.setdefault(comparison.title(metric), _format_metric(comparison, metric))
         times = [row.epoch_s for row in rows]
         columns["range of epoch, s"] = [format_range(time) if time and time.n > 1 else EMPTY_CELL for time in times]
     else:
         for metric in main_metrics:
-            # The accuracy of epochs that are evaluated on the test split has the title of `TEST_ACC`, which they lack.
+            # Metrics of epochs that are evaluated on the test split have its titles; their runs have no others.
             columns.setdefault(comparison.title(metric), _format_metric(comparison, metric))
         columns["× fastest"] = [describe_ratio(comparison, row) or EMPTY_CELL for row in rows]
         columns[RUN] = [_relative_folder(comparison.best_run(row), output) for row in rows]

@@ -12,7 +12,7 @@ from vitmnist.metrics.epoch_table import EpochMetric, build_epoch_table
 from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
-from vitmnist.tracking.result import Result
+from vitmnist.tracking.result import Result, list_main_test_metrics
 from vitmnist.training.build import find_pretrained
 from vitmnist.training.fine_tuning import log_expected_input
 from vitmnist.training.step import TrainStep
@@ -71,9 +71,11 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
         log.info(message, best + 1, name, epochs[best][name], len(epochs) - 1 - best)
 
 
-def log_test(test: Mapping[str, Any], best: int) -> None:
+def log_test(test: Mapping[str, Any], best: int, monitored: EpochMetric) -> None:
     """Log the evaluation on the test split; `best` is the best epoch, counted from 1."""
-    log.info("test split  loss %.4f acc %.2f%%  (best weights, of epoch %d)", test["test_loss"], test["test_acc"], best)
+    shown = {metric.name.removeprefix("test_"): metric for metric in list_main_test_metrics(monitored)}
+    values = " ".join(f"{name} {metric.format(test[metric.name])}" for name, metric in shown.items())
+    log.info("test split  %s  (best weights, of epoch %d)", values, best)
 
 
 def log_bottleneck(result: Result) -> None:

@@ -5,15 +5,16 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import vitmnist
-from vitmnist.metrics import Metric
+from vitmnist.metrics import METRICS, Metric
 from vitmnist.metrics.epoch_record import EpochRecord
-from vitmnist.metrics.epoch_table import build_epoch_table
+from vitmnist.metrics.epoch_table import LOSS, EpochMetric, build_epoch_table
 from vitmnist.runtime.files import (
     UnreadableError,
     append_bytes,
@@ -70,7 +71,7 @@ class Result:
     def __repr__(self) -> str:
         epochs = f"{len(self.epochs)} epoch{'s' * (len(self.epochs) != 1)}"
         last = self.epochs[-1] if self.epochs else {}
-        metrics = {"eval_acc": last.get("eval_acc"), TEST_ACC.name: TEST_ACC.read(self)}
+        metrics = {"eval_acc": last.get("eval_acc"), "test_acc": (self.test or {}).get("test_acc")}
         accuracies = [f"{name} {value:.2f}" for name, value in metrics.items() if value is not None]
         return f"Result({', '.join([self.status, epochs, *accuracies, display_path(self.folder)])})"
 
@@ -136,13 +137,22 @@ class RunMetric(Metric):
     is_quality: bool = False
 
 
-RUN_METRICS = (
-    TEST_ACC := RunMetric(
-        *("%", "train_result/test_acc", "test accuracy, %", 2),
-        name="test_acc",
-        read=lambda result: (result.test or {}).get("test_acc"),
-        is_quality=True,
-    ),
-    RunMetric("s", "", "set-up, s", name="setup_s", read=lambda result: result.setup_s),
-)
-"""The values of a run that the report shows, and that loggers send at its end if they have a tag."""
+def list_run_metrics() -> list[RunMetric]:
+    """Return the values of a run that the report shows, and that loggers send at its end if they have a tag."""
+    registered = {"loss": LOSS, **{name: member.declaration for name, member in METRICS.members().items()}}
+    setup = RunMetric(name="setup_s", unit="s", tag="", direction="min", column="set-up, s", read=attrgetter("setup_s"))
+    return [*(_test_metric(f"test_{name}", metric) for name, metric in registered.items()), setup]
+
+
+def _test_metric(name: str, metric: Metric) -> RunMetric:
+    """Return a registered metric, or the loss, as it is recorded for the test split at the end of a run."""
+    shown = {"tag": f"train_result/test_{metric.tag}", "column": metric.column and f"test {metric.column}"}
+    return RunMetric(
+        **vars(metric) | shown, name=name, read=lambda result: (result.test or {}).get(name), is_quality=True
+    )
+
+
+def list_main_test_metrics(monitored: EpochMetric) -> list[RunMetric]:
+    """Return the metrics of the test split that are shown first: the headlines, and the monitored metric."""
+    name = monitored.name.replace("eval_", "test_", 1)
+    return [metric for metric in list_run_metrics() if metric.is_headline or metric.name == name]

@@ -17,7 +17,7 @@ from vitmnist.metrics.epoch_table import EPOCH_S, EpochMetric, build_epoch_table
 from vitmnist.runtime.file_lock import is_locked
 from vitmnist.runtime.files import UnreadableError, read_json_or_yaml
 from vitmnist.runtime.run_folder import LOCK_NAME
-from vitmnist.tracking.result import CONFIG_FILE, RUN_METRICS, Result, RunMetric
+from vitmnist.tracking.result import CONFIG_FILE, Result, RunMetric, list_run_metrics
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Run:
 
 def build_run_table() -> dict[str, EpochMetric | RunMetric]:
     """Return the metrics of an epoch and those of a run by name, in the order of the report's columns."""
-    return {**build_epoch_table(), **{metric.name: metric for metric in RUN_METRICS}}
+    return {**build_epoch_table(), **{metric.name: metric for metric in list_run_metrics()}}
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:

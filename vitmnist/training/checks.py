@@ -1,6 +1,7 @@
 """Checks that the parts of a run fit together, before it trains."""
 
 import copy
+import logging
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -18,13 +19,15 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line
 from vitmnist.losses import LOSSES
-from vitmnist.metrics import BatchMetric, get_metrics
+from vitmnist.metrics import BatchMetric, compute_evaluation_metrics, get_metrics
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.build import build_model
 from vitmnist.training.step import TrainStep
+
+log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device) -> None:
@@ -99,8 +102,10 @@ def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> Non
             )
 
 
-def check_batch_metrics(num_classes: int) -> None:
-    """Raise `ConfigError` for a metric that is not a sum over the images; a mean would be divided twice."""
+def check_metrics(num_classes: int) -> None:
+    """Try all metrics; raise `ConfigError` for one of a batch that is not a sum: a mean would be divided twice."""
+    classes = torch.eye(num_classes)
+    compute_evaluation_metrics(classes.long(), classes, torch.arange(num_classes))
     labels = torch.arange(7) % num_classes
     predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
     logits = F.one_hot(predictions, num_classes).float()
@@ -112,6 +117,15 @@ def check_batch_metrics(num_classes: int) -> None:
                 f"metrics: {name} must return the sum over the images of a batch whose labels are not negative, as a "
                 f"scalar tensor; it returned {whole.tolist()} for six images and padding"
             )
+
+
+def check_weight_average(step: TrainStep) -> None:
+    """Raise `ConfigError` for two averages of the weights; warn about batch statistics of other weights."""
+    if hasattr(step.optimizer, "eval"):  # It evaluates other weights than it trains.
+        if step.ema:
+            raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
+        if step.execution.has_batch_norm:
+            log.warning("the statistics of batch normalisation are those of the trained weights, not of their average")
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.registry import ConfigGroup
-from vitmnist.tracking.result import RUN_METRICS, Result
+from vitmnist.tracking.result import Result, list_run_metrics
 from vitmnist.tracking.runs import Run
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def get_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
 
 def get_run_scalars(result: Result) -> dict[str, float]:
     """Return the values of a run that have a tag and were measured, such as the accuracy on the test split, by tag."""
-    return {item.tag: value for item in RUN_METRICS if item.tag and (value := item.read(result)) is not None}
+    return {item.tag: value for item in list_run_metrics() if item.tag and (value := item.read(result)) is not None}
 
 
 def get_step_scalars(step: Mapping[str, float | None]) -> dict[str, float]:
