@@ -81,7 +81,7 @@ def build_our_loop(overrides: list[str], stack: ExitStack, is_resident: bool = F
         metrics = train_epoch(step, loader, EpochProgress(number, loader.sampler, device))
         return metrics["train_s"], metrics["data_wait_pct"]
 
-    remark, compile_s = step.execution.options.describe().replace("\n", "; "), step.execution.compile_s
+    remark, compile_s = step.runner.options.describe().replace("\n", "; "), step.runner.compile_s
     return epoch, remark + (f"; compilation took {compile_s:.1f} s" if compile_s else "")
 
 

@@ -55,7 +55,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         "warm_s": seconds,
         "epochs": epochs,
         "batch_size": loader.sampler.batch_size,
-        "trainer": asdict(step.execution.options),
+        "trainer": asdict(step.runner.options),
         "environment": describe_environment(step.device),
     }
 

@@ -118,8 +118,8 @@ class RunRecorder:
         result, world = self.result, self.world
         result.loader = dict(train_loader.resolved_options)
         result.eval_split = dataset.eval_split_name
-        result.trainer = asdict(step.execution.options)
-        result.compile_s = step.execution.compile_s or None
+        result.trainer = asdict(step.runner.options)
+        result.compile_s = step.runner.compile_s or None
         result.dataset = {
             "name": dataset.name,
             **{f"{name}_size": len(split) for name, split in dataset.splits.items()},

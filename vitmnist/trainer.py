@@ -40,9 +40,9 @@ from vitmnist.tracking.log import log_bottleneck
 from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result
 from vitmnist.training import build, checks
-from vitmnist.training.execution import Execution
 from vitmnist.training.fine_tuning import scale_learning_rates
-from vitmnist.training.loop import AfterStep, evaluate, train_epoch
+from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.model_runner import ModelRunner
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
@@ -127,7 +127,8 @@ class Trainer:
                 stop.listen(deadline)
                 # A resumed run first completes the epoch in which it stopped.
                 while progress.num_batches > 0 or not self.is_done():
-                    with self.progress_bar(progress, loaders, checkpoints) as after_step:
+                    with self.progress_bar(progress, loaders) as bar:
+                        after_step = partial(self.finish_step, bar, checkpoints, progress)
                         train_metrics = train_epoch(step, loaders.train, progress, after_step)
                         eval_pass = evaluate(step.eval_model, loaders.eval, step.preprocess, after_step, world)
                     recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
@@ -194,8 +195,8 @@ class Trainer:
         get_history = partial(self.monitor.history, self.recorder.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        execution = Execution(model, preprocess, loss, batch_size, options, frozen)
-        step = TrainStep(execution, optimizer, schedule, config.trainer.clip_norm, ema)
+        runner = ModelRunner(model, preprocess, loss, batch_size, options, frozen)
+        step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema)
         checks.check_weight_average(step)
         checks.check_batch_norm(step, train.images[:1].to(device), sampler)
         return step
@@ -232,7 +233,7 @@ class Trainer:
         # Evaluation stores no activations, so the training microbatch fits. All ranks use the size on rank 0, because
         # the sizes of the ranks can differ by one image.
         world = self.world
-        batch_size = world.broadcast_object(lambda: step.execution.microbatch_size) * world.size
+        batch_size = world.broadcast_object(lambda: step.runner.microbatch_size) * world.size
         sampler = EpochSampler(len(split), batch_size, shuffle="none", rank=world.rank, world_size=world.size)
         return LOADERS.build(loader_config, split, sampler, self.device)
 
@@ -264,12 +265,9 @@ class Trainer:
         epochs = self.recorder.result.epochs
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
-    @contextmanager
-    def progress_bar(
-        self, progress: EpochProgress, loaders: Loaders, checkpoints: CheckpointManager
-    ) -> Iterator[AfterStep]:
-        """Show a bar for an epoch and its evaluation; yield a callback that advances it and saves checkpoints."""
-        with tqdm(
+    def progress_bar(self, progress: EpochProgress, loaders: Loaders) -> "tqdm[Any]":
+        """Return a bar for the batches of an epoch and its evaluation."""
+        return tqdm(
             desc=f"epoch {progress.epoch + 1}",
             total=len(loaders.train) + len(loaders.eval),
             initial=progress.num_batches,
@@ -277,13 +275,15 @@ class Trainer:
             leave=False,
             mininterval=0.5,
             disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
-        ) as bar:
+        )
 
-            def after_step(timer: EpochTimer) -> None:
-                bar.update()
-                checkpoints.save_or_stop_in_epoch(progress, timer)
-
-            yield after_step
+    @staticmethod
+    def finish_step(
+        bar: "tqdm[Any]", checkpoints: CheckpointManager, progress: EpochProgress, timer: EpochTimer
+    ) -> None:
+        """Advance the bar; save within the epoch, or stop, if due."""
+        bar.update()
+        checkpoints.save_or_stop_in_epoch(progress, timer)
 
     def finish_epoch(self, checkpoints: CheckpointManager, draw_images: DrawImages) -> None:
         """Write, log and save the last epoch of the record.

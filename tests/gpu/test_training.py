@@ -69,7 +69,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
     batches, maxima = step.batches, []
     with steps.make_loader(tiny, name, device=cuda) as loader:
         step.compile_or_capture(loader)
-        assert step.execution.options.graph == graph
+        assert step.runner.options.graph == graph
         world.connect(cuda, 60)  # As in a run, NCCL starts its threads after the capture.
         if not graph:
             step.sum_gradients_over(world)
@@ -175,7 +175,7 @@ def test_a_graphed_step_on_the_gpu_is_the_eager_step_to_the_bit(
         step = steps.make_step(tiny, "sgd", device=cuda, graph=graph, **parts)
         with steps.make_loader(tiny, name, device=cuda) as loader:
             step.compile_or_capture(loader)
-            assert step.execution.options.graph == graph
+            assert step.runner.options.graph == graph
             metrics.append((steps.train(step, loader), step.model.state_dict()))
     (ours, our_weights), (theirs, their_weights) = metrics
     assert [epoch["train_loss"] for epoch in ours] == [epoch["train_loss"] for epoch in theirs]

@@ -11,8 +11,8 @@ from vitmnist.losses import LOSSES
 from vitmnist.models.vit import ViT, ViTOptions
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
-from vitmnist.training.execution import Execution
 from vitmnist.training.loop import train_epoch
+from vitmnist.training.model_runner import ModelRunner
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions
@@ -52,9 +52,9 @@ def make_step(
     built = OPTIMIZERS.build({"name": optimizer, **OPTIMIZERS_UNDER_TEST.get(optimizer, {})}, model, config.fused)
     values = {"name": "cross_entropy", "label_smoothing": smoothing}
     loss = LOSSES.build(values, data.train.labels, data.train.classes, device)
-    execution = Execution(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
+    runner = ModelRunner(model, Preprocess(data.train, augment).to(device), loss, BATCH, config)
     schedule = build_schedule({"name": "one_cycle"}, 1, steps)
-    return TrainStep(execution, built, schedule, clip_norm, EMA(model, decay) if decay else None)
+    return TrainStep(runner, built, schedule, clip_norm, EMA(model, decay) if decay else None)
 
 
 def make_loader(data: Dataset, name: str, device: torch.device = CPU) -> Loader:

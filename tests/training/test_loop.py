@@ -29,8 +29,8 @@ from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS
 from vitmnist.tracking.result import Result
-from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.model_runner import ModelRunner
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
@@ -50,8 +50,8 @@ def make_model() -> nn.Module:
 def make_sgd_step(model: nn.Module, tiny: Dataset, lr: float = 0.01, augment: Compose | None = None) -> TrainStep:
     # Not Adam: on the CPU, it reads its step count from a tensor.
     optimizer = torch.optim.SGD(model.parameters(), lr)
-    execution = Execution(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
-    return TrainStep(execution, optimizer, lambda step: 1.0)
+    runner = ModelRunner(model, Preprocess(tiny.train, augment), LOSS, batch_size=5)
+    return TrainStep(runner, optimizer, lambda step: 1.0)
 
 
 def normalized(data: Dataset) -> torch.Tensor:

@@ -22,8 +22,8 @@ from vitmnist.loaders.base import LOADERS
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.training.batch import IGNORED, Batch
 from vitmnist.training.checks import check_weight_average
-from vitmnist.training.execution import Execution
 from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.model_runner import ModelRunner
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
 
@@ -72,7 +72,7 @@ def test_microbatches_give_the_same_gradient(
 ) -> None:
     """This includes a short batch and a single image. Partners for mixing are drawn from the whole batch."""
     step = make_step(tiny, augment=augment, micro_batch=micro_batch, smoothing=0.1, compile=is_padded)
-    assert step.execution.microbatch_size <= micro_batch
+    assert step.runner.microbatch_size <= micro_batch
     for size in (BATCH, 7, 1):
         check_gradient(step, tiny, size, 1e-5, smoothing=0.1)
 
@@ -161,7 +161,7 @@ def test_compiled_code_gives_the_same_gradient_and_a_short_batch_compiles_nothin
     before, random = copy.deepcopy(step.model.state_dict()), torch.get_rng_state()
     batches = make_loader(tiny, "ram")
     step.compile_or_capture(batches)
-    assert step.execution.options.compile
+    assert step.runner.options.compile
     assert all(torch.equal(value, before[name]) for name, value in step.model.state_dict().items())
     assert all(parameter.grad is None for parameter in step.model.parameters())
     assert torch.equal(torch.get_rng_state(), random)
@@ -293,8 +293,8 @@ def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Datase
 
     def make() -> TrainStep:
         model = make_mlp()
-        execution = Execution(model, Preprocess(tiny.train), CountingLoss(), BATCH)
-        return TrainStep(execution, ScheduleFree(model), lambda step: 1.0)
+        runner = ModelRunner(model, Preprocess(tiny.train), CountingLoss(), BATCH)
+        return TrainStep(runner, ScheduleFree(model), lambda step: 1.0)
 
     whole, first, second = (make() for _ in range(3))
     loader = make_loader(tiny, "ram")
@@ -312,7 +312,7 @@ def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Datase
     if stop != "after an epoch":
         train_epoch(second, loader, progress)
     train(second, loader, 1, first=1)
-    assert second.optimizer.param_groups[0]["count"] == second.execution.loss.calls == 6
+    assert second.optimizer.param_groups[0]["count"] == second.runner.loss.calls == 6
     steps.check_same_weights(second.model, whole.model, tolerance=0)
 
 

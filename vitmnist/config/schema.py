@@ -40,10 +40,10 @@ class DataConfig:
 
     root: str = config_field(affects="nothing")
     shuffle: Shuffle = MISSING
-    holdout: int | float | None = config_field(above=0, selects="splits")
-    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1, selects="seed")
-    folds: int | None = config_field(None, at_least=2, selects="splits")
-    fold: int | None = config_field(None, at_least=0, selects="splits")
+    holdout: int | float | None = config_field(above=0, image_selection="splits")
+    holdout_seed: int = config_field(at_least=0, at_most=2**63 - 1, image_selection="seed")
+    folds: int | None = config_field(None, at_least=2, image_selection="splits")
+    fold: int | None = config_field(None, at_least=0, image_selection="splits")
     drop_last: bool = MISSING
     normalize: Any = MISSING
     crop_size: Any = config_field(None, at_least=1)
@@ -111,7 +111,7 @@ class Config:
     tags: list[str] | None = config_field(None, affects="nothing")
     notes: str | None = config_field(None, affects="nothing")
     batch_size: int = config_field(at_least=1)
-    epochs: int = config_field(at_least=1, may_change=True)
+    epochs: int = config_field(at_least=1, may_change_on_resume=True)
     limit_batches: int | None = config_field(None, at_least=1)
     seed: int = config_field(at_least=0, at_most=2**63 - 1)
     device: str = config_field(affects="execution")
@@ -125,7 +125,7 @@ class Config:
     schedule: dict[str, Any] = config_field(registry="vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
     monitor: str = config_field()
-    patience: int | None = config_field(at_least=1, may_change=True)
+    patience: int | None = config_field(at_least=1, may_change_on_resume=True)
     ema_decay: float | None = config_field(above=0, below=1)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     distributed: DistributedConfig = section(DistributedConfig)
@@ -174,7 +174,7 @@ def find_changeable_keys(config: Config) -> list[str]:
     for group, registry in iterate_registries():
         _, options = registry.resolve(attrgetter(group)(config))
         keys += iterate_metadata(type(options), group)
-    return [key for key, metadata in keys if metadata.may_change or metadata.affects != "result"]
+    return [key for key, metadata in keys if metadata.may_change_on_resume or metadata.affects != "result"]
 
 
 def to_json_values(config: DataclassInstance) -> dict[str, Any]:

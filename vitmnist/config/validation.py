@@ -41,10 +41,10 @@ class KeyMetadata:
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
     # What the key can change. `execution`: the time, and the result by rounding or the statistics of a microbatch.
     affects: Literal["result", "execution", "nothing"] = "result"
-    may_change: bool = False  # A resumed run may have another value, although the key affects the result.
+    may_change_on_resume: bool = False  # A resumed run may have another value, although the key affects the result.
     # The key selects images of a dataset: it divides them into splits, seeds the division, or limits a split.
-    selects: Literal["splits", "seed", "train", "test"] | None = None
-    neutral: float | None = None  # The value of a key with `selects` for which it selects all images.
+    image_selection: Literal["splits", "seed", "train", "test"] | None = None
+    keeps_all: float | None = None  # The value with which a key of an `image_selection` keeps all images.
 
 
 def config_field(default: Value = MISSING, **metadata: Any) -> Value:

@@ -18,7 +18,7 @@ from vitmnist.tracking.resume import load_recorded_config
 from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
-SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.selects]
+SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.image_selection]
 CHANGEABLE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
 """The keys and sections that an evaluation can change. Other keys have the values of the run."""
 
@@ -82,22 +82,24 @@ def load_evaluation_config(folder: Path, overrides: Sequence[str]) -> Config:
             allowed = ", ".join(CHANGEABLE_KEYS)
             raise ConfigError(f"{override}: has no effect on a trained model; only {allowed} can be changed")
     config, trained = load_recorded_config(folder, [*overrides]), load_recorded_config(folder, [])
-    selecting = {key: metadata for key, metadata in _iterate_data_metadata(config.data) if metadata.selects}
+    selecting = {key: metadata for key, metadata in _iterate_data_metadata(config.data) if metadata.image_selection}
     values, trained_values = (flatten_keys({"data": vars(each.data)}) for each in (config, trained))
     active = [
-        key for key, each in selecting.items() if each.selects != "seed" and values[key] not in (None, each.neutral)
+        key
+        for key, each in selecting.items()
+        if each.image_selection != "seed" and values[key] not in (None, each.keeps_all)
     ]
     if _separate_location(config.data)[0] != _separate_location(trained.data)[0]:
         if unclear := [key for key in active if key not in keys.values()]:
-            neutral = {key: selecting[key].neutral for key in unclear}
-            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in neutral.items())
+            keeps_all = {key: selecting[key].keeps_all for key in unclear}
+            all_images = " ".join(f"{key}={'null' if value is None else value}" for key, value in keeps_all.items())
             as_trained = " ".join(f"{key}={values[key]}" for key in unclear)
             raise ConfigError(
                 f"the run was trained on images at another path; set {all_images} to evaluate all of these images, or "
                 f"{as_trained} to divide and limit them as in training"
             )
-    elif any(selecting[key].selects == "splits" for key in active) and any(
-        values.get(key) != trained_values.get(key) for key in selecting if selecting[key].selects != "test"
+    elif any(selecting[key].image_selection == "splits" for key in active) and any(
+        values.get(key) != trained_values.get(key) for key in selecting if selecting[key].image_selection != "test"
     ):
         print("warning: the run divided its images differently; it may have seen images of this split", file=sys.stderr)
     return config
@@ -127,7 +129,7 @@ def _iterate_data_metadata(data: DataConfig) -> Iterator[tuple[str, KeyMetadata]
 def _separate_location(data: DataConfig) -> tuple[dict[str, Path], dict[str, Any]]:
     """Return the name and the location of the images, as paths, and the other values but the root, by key."""
     values = flatten_keys({"data": vars(data)})
-    locating = [key for key, metadata in _iterate_data_metadata(data) if metadata.may_change]  # on resuming
+    locating = [key for key, metadata in _iterate_data_metadata(data) if metadata.may_change_on_resume]  # on resuming
     location = {key: value for key, value in values.items() if is_under(key, ["data.dataset.name", *locating])}
     others = {key: value for key, value in values.items() if not is_under(key, ["data.root", *locating])}
     return {key: Path(str(value)).expanduser().resolve() for key, value in location.items()}, others

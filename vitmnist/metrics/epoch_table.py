@@ -31,7 +31,7 @@ class EpochMetric(Metric):
         return 1 if self.direction == "max" else -1
 
     @property
-    def is_quality(self) -> bool:
+    def depends_on_weights(self) -> bool:
         """Whether the metric depends on the weights: the report compares it over seeds, and others over rounds."""
         return self.summary == "selected_epoch"
 

@@ -78,7 +78,7 @@ class ReportRow:
         The runs of a round share the state of the machine; runs that are not timed count as a single round.
         """
         rounds = self.rounds.values() or [self.runs]
-        names = [name for name, metric in build_run_table().items() if not metric.is_quality]
+        names = [name for name, metric in build_run_table().items() if not metric.depends_on_weights]
         medians = {name: [median(values) for runs in rounds if (values := _measured(runs, name))] for name in names}
         return {name: Spread.of(values) if values else None for name, values in medians.items()}
 
@@ -182,7 +182,7 @@ class Comparison:
 
     def title(self, metric: EpochMetric | RunMetric) -> str:
         """Name a metric, with the split that it was measured on: `validation accuracy, %`."""
-        if not metric.name.startswith("eval_") or not metric.is_quality:
+        if not metric.name.startswith("eval_") or not metric.depends_on_weights:
             return metric.column or metric.name
         return f"{self.eval_split} {metric.column or metric.name.removeprefix('eval_')}"
 
@@ -198,7 +198,7 @@ class Comparison:
 
         Loaders deliver identical batches, so runs that differ only in the loader are not independent measurements.
         """
-        if not self.metric.is_quality:
+        if not self.metric.depends_on_weights:
             return {}
         groups: dict[str, dict[str, float]] = defaultdict(dict)
         for row in self.rows:

@@ -169,7 +169,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
         columns[rows[0].names[column]] = [round_floats(str(value)) for value in values]
     if other_metrics:
         # Quality stands before times.
-        for metric in sorted(build_run_table().values(), key=lambda metric: not metric.is_quality):
+        for metric in sorted(build_run_table().values(), key=lambda metric: not metric.depends_on_weights):
             if metric.column and metric.name not in [main_metric.name for main_metric in main_metrics]:
                 columns.setdefault(comparison.title(metric), _format_metric(comparison, metric))
         times = [row.epoch_s for row in rows]
@@ -193,7 +193,7 @@ def _find_marked_settings(comparison: Comparison) -> list[str]:
 def _format_metric(comparison: Comparison, metric: EpochMetric | RunMetric) -> list[str]:
     """Format a metric of each row, with a mark at the quality of settings within noise of the best."""
     rows = comparison.sorted_rows
-    if metric.is_quality:
+    if metric.depends_on_weights:
         by_row = [row.quality_by_seed(metric.name).values() for row in rows]
         cells = [format_mean(metric, values).replace("%", "") if values else EMPTY_CELL for values in by_row]
         marked = _find_marked_settings(comparison) if metric is comparison.metric else []
@@ -216,7 +216,7 @@ def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:
             cells["ratio_to_fastest"] = ratio and ratio.mean
             cells |= {"ratio_low": ratio and ratio.low, "ratio_high": ratio and ratio.high}
             for name, metric in build_run_table().items():
-                values = row.quality_by_seed(name).values() if metric.is_quality else ()
+                values = row.quality_by_seed(name).values() if metric.depends_on_weights else ()
                 spread = Spread.of(values) if values else row.spreads.get(name)
                 cells[name] = fmean(values) if values else spread and spread.median
                 cells |= {f"{name}_low": spread and spread.low, f"{name}_high": spread and spread.high}

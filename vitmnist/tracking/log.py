@@ -44,8 +44,8 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     if pretrained := find_pretrained(config):
         size = step.preprocess.augment.crop_size or dataset.train.images.shape[2:]
         log_expected_input(pretrained.architecture, step.model, size, dataset.train)
-    if compile_s := step.execution.compile_s:
-        action = "compilation" if step.execution.options.compile else "capturing the graph"
+    if compile_s := step.runner.compile_s:
+        action = "compilation" if step.runner.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which are not part of an epoch", action, compile_s)
 
 

@@ -129,12 +129,12 @@ class RunMetric(Metric):
     Args:
         name: the column in `report.csv`.
         read: returns the value; None if it was not measured.
-        is_quality: as `EpochMetric.is_quality`. The column is in the main table of the report, others are folded.
+        depends_on_weights: as the property of `EpochMetric`.
     """
 
     name: str
     read: Callable[[Result], float | None]
-    is_quality: bool = False
+    depends_on_weights: bool = False
 
 
 def list_run_metrics() -> list[RunMetric]:
@@ -148,7 +148,7 @@ def _test_metric(name: str, metric: Metric) -> RunMetric:
     """Return a registered metric, or the loss, as it is recorded for the test split at the end of a run."""
     shown = {"tag": f"train_result/test_{metric.tag}", "column": metric.column and f"test {metric.column}"}
     return RunMetric(
-        **vars(metric) | shown, name=name, read=lambda result: (result.test or {}).get(name), is_quality=True
+        **vars(metric) | shown, name=name, read=lambda result: (result.test or {}).get(name), depends_on_weights=True
     )
 
 

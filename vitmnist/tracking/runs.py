@@ -87,7 +87,7 @@ class Run:
         metric = build_run_table()[name]
         if isinstance(metric, RunMetric):
             return metric.read(self.result)
-        return self._selected_epoch.get(name) if metric.is_quality else summarize(self.result.epochs, metric)
+        return self._selected_epoch.get(name) if metric.depends_on_weights else summarize(self.result.epochs, metric)
 
     @property
     def _selected_epoch(self) -> EpochRecord:

@@ -124,7 +124,7 @@ def check_weight_average(step: TrainStep) -> None:
     if hasattr(step.optimizer, "eval"):  # It evaluates other weights than it trains.
         if step.ema:
             raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
-        if step.execution.has_batch_norm:
+        if step.runner.has_batch_norm:
             log.warning("the statistics of batch normalisation are those of the trained weights, not of their average")
 
 
@@ -132,7 +132,7 @@ def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> N
     """Raise the `ValueError` of batch normalisation now if it cannot train on a last microbatch of one image."""
     # The last batch of an epoch can be shorter. A rank without images receives one image of padding.
     sizes = [max(sampler.num_rank_images(batch), 1) for batch in (0, len(sampler) - 1)]
-    execution = step.execution
-    if execution.has_batch_norm and any((size - 1) % execution.microbatch_size == 0 for size in sizes):
+    runner = step.runner
+    if runner.has_batch_norm and any((size - 1) % runner.microbatch_size == 0 for size in sizes):
         with torch.no_grad():
             copy.deepcopy(step.model)(step.preprocess(image))  # `seed_rank` seeds the generators later.

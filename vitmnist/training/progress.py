@@ -12,7 +12,7 @@ from vitmnist.errors import TrainingError
 from vitmnist.metrics import METRICS, BatchMetric, epoch_table, get_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
-from vitmnist.training.execution import Sums
+from vitmnist.training.model_runner import MetricSums
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class EpochProgress:
         """The number of batches so far."""
         return self.accumulator.num_batches
 
-    def record_step(self, step: TrainStep, sums: Sums) -> None:
+    def record_step(self, step: TrainStep, sums: MetricSums) -> None:
         """Store a step before its update, without waiting for the device: sums, rate and, if logged, gradient norm."""
         index = self.num_batches
         self.accumulator.update(sums)
@@ -139,7 +139,7 @@ class MetricAccumulator:
             for name in ("loss", *get_metrics(BatchMetric))
         }
 
-    def update(self, sums: Sums) -> None:
+    def update(self, sums: MetricSums) -> None:
         """Store the sums over this rank's images of the next batch."""
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]

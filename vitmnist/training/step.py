@@ -20,7 +20,7 @@ from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, load_batches
-from vitmnist.training.execution import Execution, Sums
+from vitmnist.training.model_runner import MetricSums, ModelRunner
 
 MACHINE_OPTIONS = {"fused", "foreach", "capturable", "differentiable"}
 """The options of torch's optimizers that choose how an update is computed."""
@@ -39,28 +39,28 @@ class TrainStep:
     arXiv:1710.03740). A step whose gradients overflow leaves the weights unchanged, but counts as a step.
 
     Args:
-        execution: computes the loss of a batch.
+        runner: computes the loss of a batch.
         optimizer: if it has the methods `train` and `eval`, as those of schedulefree, they are called around training.
         schedule: maps a step, counted from 0 over the run, to the factor of the learning rate.
         clip_norm: the maximum norm of all gradients together (Pascanu et al., arXiv:1211.5063); None: no clipping.
         ema: the moving average of the weights; None: no average.
     """
 
-    execution: Execution
+    runner: ModelRunner
     optimizer: Optimizer
     schedule: Callable[[int], float]
     clip_norm: float | None = None
     ema: EMA | None = None
 
     def __post_init__(self) -> None:
-        self.model, self.preprocess = self.execution.model, self.execution.preprocess
+        self.model, self.preprocess = self.runner.model, self.runner.preprocess
         self.device = self.preprocess.mean.device
         self.completed_steps = 0
         """The number of steps since the beginning of the run."""
         self._parameters = list(self.model.parameters())  # Walking the modules in each step would take 0.1 ms.
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._world_size = 1
-        precision = self.execution.options.precision
+        precision = self.runner.options.precision
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == Precision.fp16)
         self._skipped_steps = torch.zeros((), dtype=torch.int64, device=self.device)
         self._use_tf32 = precision == Precision.tf32  # Evaluation never does.
@@ -78,7 +78,7 @@ class TrainStep:
 
     def train_mode(self) -> None:
         """Set the model to training mode, except frozen batch normalisations, and so the optimizer if it has modes."""
-        self.execution.train_mode()
+        self.runner.train_mode()
         if hasattr(self.optimizer, "train"):
             self.optimizer.train()
 
@@ -92,13 +92,13 @@ class TrainStep:
         # All keys of the epoch are drawn here, so that their cost is not counted as waiting for the loader.
         return load_batches(loader, epoch, start, self.preprocess.random_keys(loader.sampler, epoch, start))
 
-    def __call__(self, batch: Batch) -> Sums:
+    def __call__(self, batch: Batch) -> MetricSums:
         """Train on a batch, without waiting for the device; returns what `forward_backward` returns."""
         sums = self.forward_backward(batch)
         self.update()
         return sums
 
-    def forward_backward(self, batch: Batch) -> Sums:
+    def forward_backward(self, batch: Batch) -> MetricSums:
         """Compute the gradient of the mean loss of the global batch.
 
         Returns:
@@ -106,13 +106,13 @@ class TrainStep:
         """
         for parameter in self._parameters:
             parameter.grad = None
-        totals: Sums = {}
-        microbatches = self.execution.prepare_microbatches(batch)
+        totals: MetricSums = {}
+        microbatches = self.runner.prepare_microbatches(batch)
         for micro in microbatches:
             # DDP all-reduces the gradients once, in the backward pass of the last microbatch.
-            skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.execution.skip_all_reduce()
+            skip_all_reduce = nullcontext() if micro is microbatches[-1] else self.runner.skip_all_reduce()
             with set_float32_precision(self._use_tf32), skip_all_reduce:
-                sums = self.execution.compute_sums(micro)
+                sums = self.runner.compute_sums(micro)
                 loss = sums["loss"] / batch.global_size
                 # DDP averages the gradients over the ranks, but the gradient of the global batch is their sum.
                 self._scaler.scale(loss * self._world_size).backward()
@@ -152,24 +152,24 @@ class TrainStep:
 
     def compile_or_capture(self, loader: Loader) -> None:
         """If configured, compile or capture the step for the dtype of the images; drop only the gradients."""
-        options = self.execution.options
+        options = self.runner.options
         if not (options.compile or options.graph):
             return
         with closing(self.batches(loader, 0)) as batches:
             batch = next(batches)
         with self.preserved_state(), set_float32_precision(self._use_tf32):
-            self.execution.prepare(batch)
+            self.runner.prepare(batch)
 
     def sum_gradients_over(self, world: World) -> None:
         """Let each step use the gradient of the global batch, over all ranks."""
-        self.execution.wrap_ddp(world)
+        self.runner.wrap_ddp(world)
         self._world_size = world.size
         if self.ema:  # DDP has copied the weights of rank 0 into the model; start the average from them.
             self.ema.model.load_state_dict(self.model.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of model, loss, optimizer, schedule, loss scale and EMA."""
-        loss = self.execution.loss
+        loss = self.runner.loss
         return {
             "model": self.model.state_dict(),
             "loss": loss.state_dict() if isinstance(loss, nn.Module) else None,
@@ -182,7 +182,7 @@ class TrainStep:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; the state of another model or optimizer can raise any error."""
         self.model.load_state_dict(state["model"])
-        loss = self.execution.loss
+        loss = self.runner.loss
         if isinstance(loss, nn.Module) and state.get("loss"):  # Earlier checkpoints do not have it.
             loss.load_state_dict(state["loss"])
         # An optimizer can keep a part of its state, such as a count of steps, next to the options of a group.

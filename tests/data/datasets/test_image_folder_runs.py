@@ -159,7 +159,7 @@ def test_the_images_of_a_run_keep_their_splits_at_any_path(
 class ScansOptions(SizeOptions):
     """Files of NumPy arrays with twice the side of the images, each next to a file with its white level."""
 
-    path: str = config_field(may_change=True)
+    path: str = config_field(may_change_on_resume=True)
     side: int = 14
 
     @property

@@ -33,8 +33,8 @@ class ArrayNames:
 class ArraysOptions(SizeOptions):
     """See `conf/data/dataset/arrays.yaml`."""
 
-    path: str = config_field(may_change=True)
-    names: ArrayNames = section(ArrayNames, may_change=True)
+    path: str = config_field(may_change_on_resume=True)
+    names: ArrayNames = section(ArrayNames, may_change_on_resume=True)
     statistics: Statistics | None = None
 
 

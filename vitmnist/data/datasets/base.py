@@ -198,8 +198,8 @@ DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __packag
 class SizeOptions(DatasetOptions):
     """Limits the splits to their first `train_size` and `test_size` images; None uses all."""
 
-    train_size: int | None = config_field(None, at_least=1, selects="train")
-    test_size: int | None = config_field(None, at_least=1, selects="test")
+    train_size: int | None = config_field(None, at_least=1, image_selection="train")
+    test_size: int | None = config_field(None, at_least=1, image_selection="test")
 
     def select_rows(self, num_images: Mapping[str, int]) -> dict[str, slice]:
         """Return the rows to use of each split, from its number of images; raises `ConfigError` if it is too small."""

@@ -44,11 +44,11 @@ MIN_STD = 8
 class DecodingOptions(SizeOptions):
     """How encoded images become pixels. A subclass lists the images."""
 
-    path: str = config_field(may_change=True)  # Checksums tell whether the images are the same.
+    path: str = config_field(may_change_on_resume=True)  # Checksums tell whether the images are the same.
     size: Any = config_field(28, at_least=1)
     mode: ColorMode = ColorMode.auto
     resize: ResizeMode = ResizeMode.stretch
-    test_share: float = config_field(0.2, at_least=0, below=1, selects="splits", neutral=0)
+    test_share: float = config_field(0.2, at_least=0, below=1, image_selection="splits", keeps_all=0)
     skip_unreadable: bool = False
     draft: bool = True
     max_16_bit: int = config_field(65_535, at_least=1, at_most=65_535)

@@ -31,7 +31,7 @@ class HuggingFaceOptions(DecodingOptions):
     See `conf/data/dataset/hugging_face.yaml`.
     """
 
-    columns: FeatureNames = section(FeatureNames, may_change=True)
+    columns: FeatureNames = section(FeatureNames, may_change_on_resume=True)
 
     def list_images(self) -> ImageListing:
         if find_spec("datasets") is None:

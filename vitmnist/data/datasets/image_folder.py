@@ -18,9 +18,9 @@ class ImageFolderOptions(DecodingOptions):
     See `conf/data/dataset/image_folder.yaml`.
     """
 
-    labels: str | None = config_field(None, may_change=True)
-    columns: TableColumns = section(TableColumns, may_change=True)
-    suffix: str = config_field("", may_change=True)
+    labels: str | None = config_field(None, may_change_on_resume=True)
+    columns: TableColumns = section(TableColumns, may_change_on_resume=True)
+    suffix: str = config_field("", may_change_on_resume=True)
 
     def list_images(self) -> ImageListing:
         folder = Path(self.path).expanduser().absolute()

@@ -46,7 +46,7 @@ def get_epoch_scalars(record: EpochRecord, result: Result) -> dict[str, float]:
     for label, metrics in record.get("classes", {}).items():
         values |= {f"verbose_{name}/{label}": value for name, value in metrics.items()}
     run = Run(result.folder, replace(result, epochs=result.epochs[: record["epoch"] + 1]))
-    if result.eval_split == "validation" and (metric := run.monitored_metric) and metric.is_quality:
+    if result.eval_split == "validation" and (metric := run.monitored_metric) and metric.depends_on_weights:
         values[f"train_result/best_{metric.name.removeprefix('eval_')}"] = run.value_of(metric.name)
     return {tag: value for tag, value in values.items() if value is not None}
 

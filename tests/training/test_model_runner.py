@@ -79,7 +79,7 @@ def test_a_graphed_step_equals_the_eager_step(name: str, augment: Compose | None
         loader = make_loader(tiny, name)
         torch.manual_seed(1)
         step.compile_or_capture(loader)
-        assert (step.execution.compile_s > 0) == graph
+        assert (step.runner.compile_s > 0) == graph
         metrics.append((train(step, loader), step.state_dict(), torch.get_rng_state()))
     (ours, our_state, our_rng), (theirs, their_state, their_rng) = metrics
     assert torch.equal(our_rng, their_rng)
@@ -97,7 +97,7 @@ def test_arguments_of_another_shape_or_dtype_are_not_replayed(tiny: Dataset) -> 
     images, labels = tiny.train.images[:BATCH], tiny.train.labels[:BATCH]
     for changed in (images[:1], images.float() / 255):
         batch = Batch(changed, labels[: len(changed)], BATCH)
-        assert torch.equal(step.execution.compute_sums(batch)["loss"], eager.execution.compute_sums(batch)["loss"])
+        assert torch.equal(step.runner.compute_sums(batch)["loss"], eager.runner.compute_sums(batch)["loss"])
 
 
 def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
@@ -113,8 +113,8 @@ def test_a_step_that_cannot_be_captured_stays_eager_or_is_refused(
     step = make_step(tiny, micro_batch=None, graph=True, precision="bf16", reasons=reasons)
     loader, plain = make_loader(tiny, "ram"), make_step(tiny, micro_batch=None)
     step.compile_or_capture(loader)
-    options = step.execution.options
-    assert (options.graph, options.precision, step.execution.compile_s) == (False, "fp32", 0)
+    options = step.runner.options
+    assert (options.graph, options.precision, step.runner.compile_s) == (False, "fp32", 0)
     assert options.reasons["graph"] == "failed: operation not permitted when stream is capturing"
     assert train(step, loader)[-1]["train_loss"] == train(plain, loader)[-1]["train_loss"]
     with pytest.raises(ConfigError, match=r"^trainer.graph=true: failed: .*; set trainer.graph=false$"):

@@ -26,7 +26,7 @@ from vitmnist.training.step_options import StepOptions
 
 log = logging.getLogger(__name__)
 
-Sums = dict[str, Tensor]
+MetricSums = dict[str, Tensor]
 """`loss`, and each metric by its name, summed over images: scalar tensors on the device."""
 AUTOCAST_DTYPES = {Precision.bf16.value: torch.bfloat16, Precision.fp16.value: torch.float16}
 """The dtype of `torch.autocast` for each `trainer.precision` that uses it."""
@@ -48,7 +48,7 @@ class ForwardPass(nn.Module):
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss
 
-    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+    def forward(self, inputs: dict[str, Tensor]) -> MetricSums:
         """Return the sums over the images of `Batch.tensors()`."""
         labels = inputs["labels"]
         images = self._preprocess(inputs["images"], inputs.get("random_keys"))
@@ -72,7 +72,7 @@ class GraphedModule(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._graphs: dict[object, Callable[[dict[str, Tensor]], Sums]] = {}
+        self._graphs: dict[object, Callable[[dict[str, Tensor]], MetricSums]] = {}
         """The graphs by the names, shapes and dtypes of their inputs."""
 
     def capture(self, inputs: dict[str, Tensor]) -> None:
@@ -92,7 +92,7 @@ class GraphedModule(nn.Module):
         wrapper = nn.Sequential(self.module)
         self._graphs[_signature(inputs)] = make_graphs(wrapper, (samples,), allow_unused_input=True)
 
-    def forward(self, inputs: dict[str, Tensor]) -> Sums:
+    def forward(self, inputs: dict[str, Tensor]) -> MetricSums:
         return self._graphs.get(_signature(inputs), self.module)(inputs)
 
 
@@ -101,7 +101,7 @@ def _signature(inputs: dict[str, Tensor]) -> object:
 
 
 @dataclass(eq=False)
-class Execution:
+class ModelRunner:
     """Divides the batches of a step into microbatches, and computes the loss of each.
 
     Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
@@ -167,10 +167,10 @@ class Execution:
             batch = Batch(images, batch.labels, batch.global_size, targets=targets)
         return list(islice(batch.microbatches(self.microbatch_size), count))
 
-    def compute_sums(self, micro: Batch) -> Sums:
+    def compute_sums(self, micro: Batch) -> MetricSums:
         """Compute the loss and the metrics of a microbatch."""
         with self._eager_if(len(micro) < self.microbatch_size):
-            sums: Sums = self._module(micro.tensors())
+            sums: MetricSums = self._module(micro.tensors())
             return sums
 
     def _eager_if(self, is_eager: bool) -> AbstractContextManager[object]:
