@@ -64,21 +64,6 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     assert apart.validation.files != hold_out_validation(pets, 0.3, seed=2).validation.files
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (23, r"data\.holdout=23: leaves none of the 23 training images"),
-        (0.01, r"data\.holdout=0\.01: no class has enough of the 23 training images"),
-        (1.5, r"data\.holdout=1\.5: must be a number of images above 1, or a share below 1"),
-    ],
-)
-def test_a_hold_out_that_cannot_be_drawn_is_refused(size: float, message: str, tiny: Dataset) -> None:
-    with pytest.raises(ConfigError, match=message):
-        hold_out_validation(tiny, size, seed=0)
-    with pytest.raises(ConfigError, match=r"data\.holdout=5: .* split of 7 images; set data\.holdout=null$"):
-        hold_out_validation(replace(tiny, validation=tiny.test), 5, seed=0)
-
-
 def test_each_image_is_in_one_fold_and_each_class_in_all(numbered: Dataset) -> None:
     parts = [divide(numbered, folds=4, fold=fold) for fold in range(4)]
     for part in parts:
@@ -133,17 +118,25 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"holdout": 23}, "data.holdout=23: leaves none of the 23 training images"),
+        ({"holdout": 0.01}, "data.holdout=0.01: no class has enough of the 23 training images"),
+        ({"holdout": 1.5}, "data.holdout=1.5: must be a number of images above 1, or a share below 1"),
         ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
         ({"folds": 3}, "data.folds=3 data.fold=null: data.fold must be one of 0, 1, 2; -m trains several"),
         ({"fold": 0}, "there are no folds; set data.folds=5, or give a table of labels a column of folds"),
         ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
     ],
 )
-def test_folds_that_cannot_be_made_are_refused(values: dict[str, Any], message: str, tiny: Dataset) -> None:
+def test_a_division_that_cannot_be_made_is_refused(values: dict[str, Any], message: str, tiny: Dataset) -> None:
     with pytest.raises(ConfigError, match=message):
         divide(tiny, **values)
-    with pytest.raises(ConfigError, match="has a validation split of 7 images"):
-        divide(replace(tiny, validation=tiny.test), folds=3, fold=0)
+
+
+@pytest.mark.parametrize("values", [{"holdout": 5}, {"folds": 3, "fold": 0}])
+def test_an_existing_validation_split_is_not_replaced(values: dict[str, Any], tiny: Dataset) -> None:
+    unset = " ".join(f"data.{key}=null" for key in values)
+    with pytest.raises(ConfigError, match=f"has a validation split of 7 images; set {unset}$"):
+        divide(replace(tiny, validation=tiny.test), **values)
 
 
 def test_a_sweep_over_folds_ends_in_mean_and_deviation(quick: list[str], succeed: Printed, tmp_path: Path) -> None:
