@@ -58,6 +58,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "device=cuda:99": "device=cuda:99: torch sees ",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
+    "--config-dir=own": "cnn.yaml would be ignored: the project has a file of that name; rename it",
     "--epochs 3": "--epochs: there is no such option; set keys without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; set another folder with hydra.run.dir=FOLDER",
     "data.root=~/mnist": """data.root=~/mnist: cannot be parsed; quote text with special characters: 'data.root="~/""",
@@ -86,6 +87,7 @@ FILES = {  # files that exist before the command
     "used/0/result.json": b"{}",
     "cut.safetensors": b"cut",
     "code.pt": pickle.dumps(print, 2),
+    "own/model/cnn.yaml": b"width: 4",
 }
 
 
