@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_unflatten
 from torch.utils.data import DataLoader, default_collate
 
 from vitmnist.data.random_samples import call_and_check_random, refuse_random_samples
@@ -30,7 +29,7 @@ from vitmnist.replacement.original_dataloader import (
 )
 from vitmnist.runtime.memory import check_fits
 from vitmnist.store.rows import StoreOptions, gather_rows, store_rows
-from vitmnist.store.tree import copy_tree, find_difference, flatten_tree, list_paths
+from vitmnist.store.tree import copy_tree, find_difference, flatten_tree, iterate_paths, unflatten_tree
 
 
 class NoRowPerSampleError(DataError):
@@ -42,7 +41,7 @@ class RowTensors:
     """Tensors with a row per sample, and the structure of a batch of them."""
 
     tensors: tuple[Tensor, ...]
-    structure: TreeSpec
+    structure: object
 
     @classmethod
     def from_batch(cls, batch: object, size: int) -> RowTensors:
@@ -60,7 +59,7 @@ class RowTensors:
     @property
     def signature(self) -> list[str]:
         """The path of each tensor in the batch, with its dtype and its shape per sample."""
-        pairs = zip(list_paths(self.structure), self.tensors, strict=True)
+        pairs = zip(iterate_paths(self.structure), self.tensors, strict=True)
         return [f"batch{path}: {tensor.dtype} {list(tensor.shape[1:])}" for path, tensor in pairs]
 
     def gather(self, indices: Sequence[int]) -> Any:
@@ -70,7 +69,7 @@ class RowTensors:
         with as_data_error(f"the sampler gives {first}, …, not only 0 to {last}; use the DataLoader as it is"):
             # For 256 indices, `frombuffer` takes a third of the time of `torch.tensor`.
             gathered = gather_rows(self.tensors, torch.frombuffer(array("q", indices), dtype=torch.int64))
-        return tree_unflatten(gathered, self.structure)
+        return unflatten_tree(gathered, self.structure)
 
 
 class RowDataset(DecodedDataset):

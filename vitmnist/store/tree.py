@@ -13,15 +13,22 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# The module is private, but other packages, such as transformers, depend on it.
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
-
 Tree = TypeVar("Tree")
 
 
-def _is_leaf(node: object) -> bool:
-    """Whether a node is none of dict, OrderedDict, list, tuple and named tuple; torch has nodes of other types too."""
-    return type(node) not in (dict, OrderedDict, list, tuple) and not hasattr(node, "_fields")
+def map_leaves(function: Callable[[Any], object], tree: Any) -> Any:
+    """Apply a function to each leaf of a tree in order.
+
+    The nodes are dicts, OrderedDicts, lists, tuples and named tuples; an object of any other type is a leaf.
+    """
+    node_type, map_child = type(tree), partial(map_leaves, function)
+    if node_type in (dict, OrderedDict):
+        return node_type((key, map_child(child)) for key, child in tree.items())
+    if node_type in (list, tuple):
+        return node_type(map(map_child, tree))
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return node_type(*map(map_child, tree))
+    return function(tree)
 
 
 def map_batch_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
@@ -48,13 +55,20 @@ def copy_tree(tree: Tree) -> Tree:
             return leaf if leaf.requires_grad else leaf.clone()
         return copy(leaf)
 
-    copies: Tree = tree_map(copy_leaf, tree, is_leaf=_is_leaf)
+    copies: Tree = map_leaves(copy_leaf, tree)
     return copies
 
 
-def flatten_tree(tree: object) -> tuple[list[Any], TreeSpec]:
-    """Return the leaves of a tree in order, and its structure, from which `tree_unflatten` builds it again."""
-    return tree_flatten(tree, is_leaf=_is_leaf)
+def flatten_tree(tree: object) -> tuple[list[Any], object]:
+    """Return the leaves of a tree in order, and its structure: the same nesting with None for every leaf."""
+    leaves: list[Any] = []
+    return leaves, map_leaves(leaves.append, tree)  # `append` returns None.
+
+
+def unflatten_tree(leaves: Iterable[object], structure: object) -> Any:
+    """Build a tree from its leaves and its structure."""
+    remaining = iter(leaves)
+    return map_leaves(lambda _: next(remaining), structure)
 
 
 def replace_leaves(tree: object, replacements: Iterable[tuple[int, object]]) -> Any:
@@ -62,13 +76,19 @@ def replace_leaves(tree: object, replacements: Iterable[tuple[int, object]]) -> 
     leaves, structure = flatten_tree(tree)
     for position, leaf in replacements:
         leaves[position] = leaf
-    return tree_unflatten(leaves, structure)
+    return unflatten_tree(leaves, structure)
 
 
-def list_paths(structure: TreeSpec) -> list[str]:
-    """Return the path of each leaf of a structure in order, such as `['image'][0]`."""
-    leaves, _ = tree_flatten_with_path(tree_unflatten(range(structure.num_leaves), structure))
-    return [keystr(path) for path, _ in leaves]
+def iterate_paths(tree: Any) -> Iterator[str]:
+    """Yield the path of each leaf of a structure in order, such as `['image'][0]`."""
+    if tree is None:
+        yield ""
+        return
+    keys = tree if isinstance(tree, dict) else getattr(tree, "_fields", range(len(tree)))
+    children = tree.values() if isinstance(tree, dict) else tree
+    for key, child in zip(keys, children, strict=True):
+        name = f".{key}" if hasattr(tree, "_fields") else f"[{key!r}]"
+        yield from (name + path for path in iterate_paths(child))
 
 
 MONAI_TRACES = ("_applied_operations", "_pending_operations")
@@ -86,9 +106,9 @@ def find_difference(actual: object, expected: object, *, compared: Compared | No
     compared = {} if compared is None else compared
     leaves, structure = flatten_tree(actual)
     expected_leaves, expected_structure = flatten_tree(expected)
-    if repr(structure) != repr(expected_structure):  # A function can define a named tuple in each call.
+    if repr(structure) != repr(expected_structure):  # A dict would equal an OrderedDict.
         return "the structure"
-    for path, leaf, expected_leaf in zip(list_paths(structure), leaves, expected_leaves, strict=True):
+    for path, leaf, expected_leaf in zip(iterate_paths(structure), leaves, expected_leaves, strict=True):
         if not (_have_same_type(leaf, expected_leaf) and _is_equal(leaf, expected_leaf, compared)):
             return f"batch{path}"
     return None
