@@ -8,7 +8,6 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from tests.conftest import Printed
 from vitmnist.cli.arguments import to_overrides
 
 
@@ -49,9 +48,3 @@ def test_a_value_arrives_as_it_is(value: object) -> None:
     arrived = OmegaConf.to_container(parsed, resolve=True)["key"]
     assert arrived == value
     assert type(arrived) is type(value)
-
-
-def test_a_file_of_config_dir_that_the_project_has_too_is_refused(refuse: Printed, tmp_path: Path) -> None:
-    (tmp_path / "own" / "model").mkdir(parents=True)
-    (tmp_path / "own" / "model" / "cnn.yaml").write_text("width: 4")
-    assert "cnn.yaml would be ignored: the project has a file of that name" in refuse("--config-dir=own")

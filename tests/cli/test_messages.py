@@ -36,6 +36,11 @@ MISTAKES = {  # found when the values are composed and checked
     "data/dataset=image_folder data.dataset.path=. data.dataset.mode=red": "expected one of [grey, rgb, auto]",
     "lr=1": "lr: there is no such key; did you mean optimizer.lr?",
     "data.name=mnist": "did you mean name or model.name or data.dataset.name?",
+    # Keys of other trainers.
+    "fast_dev_run=true": "fast_dev_run: there is no such key; set limit_batches=10",
+    "trainer.limit_val_batches=2": "trainer.limit_val_batches: there is no such key; set limit_batches",
+    "+debug=1": "debug: there is no such key; set limit_batches=10",
+    "task_name=a": "task_name: there is no such key; set name",
 }
 SEARCH, LR = "hydra/sweeper=optuna hydra.mode=MULTIRUN", "optimizer.lr=interval(0.0001,0.01)"
 MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
@@ -53,6 +58,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     "device=cuda:99": "device=cuda:99: torch sees ",
     "data/loader=auto data.loader.candidates=[rem]": "data.loader.candidates=rem: not known; did you mean 'ram'?",
     "data/dataset=image_folder data.dataset.path=nowhere": "data.dataset.path=nowhere: there is no such folder",
+    "--config-dir=own": "cnn.yaml would be ignored: the project has a file of that name; rename it",
     "--epochs 3": "--epochs: there is no such option; set keys without dashes, as in epochs=3",
     "hydra.run.dir=file/run": "file/run: Not a directory; set another folder with hydra.run.dir=FOLDER",
     "data.root=~/mnist": """data.root=~/mnist: cannot be parsed; quote text with special characters: 'data.root="~/""",
@@ -81,6 +87,7 @@ FILES = {  # files that exist before the command
     "used/0/result.json": b"{}",
     "cut.safetensors": b"cut",
     "code.pt": pickle.dumps(print, 2),
+    "own/model/cnn.yaml": b"width: 4",
 }
 
 
@@ -127,17 +134,3 @@ def test_the_traceback_can_be_requested_and_keeps_the_exit_code(
             assert ended.returncode == ExitCode.UNFINISHED
             assert "Traceback" in ended.stderr
             assert "InUseError: here: in use by another run" in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("typed", "key"),
-    [
-        ("fast_dev_run=true", "limit_batches=10"),
-        ("trainer.limit_val_batches=2", "limit_batches"),
-        ("+debug=1", "limit_batches=10"),
-        ("task_name=a", "name"),
-    ],
-)
-def test_keys_of_other_trainers_lead_to_those_here(typed: str, key: str, refuse: Printed) -> None:
-    name = typed.lstrip("+").partition("=")[0]
-    assert refuse(typed) == f"error: {name}: there is no such key; set {key}\n"

@@ -1,6 +1,7 @@
 """Validation splits drawn from the training images: a number of images, a share of each class, or folds."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.conftest import Printed, result_of
 from tests.support.image_folders import check_loaders, load, write_image
 from vitmnist.config.schema import DataConfig
 from vitmnist.data.channel_statistics import compute_statistics
-from vitmnist.data.datasets.base import Dataset, Split, load_dataset
+from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.data.hold_out import hold_out_and_normalize, hold_out_validation
 from vitmnist.data.images import to_tensor
 from vitmnist.errors import ConfigError, DataError
@@ -64,21 +65,6 @@ def test_a_share_of_each_class_is_held_out_by_the_seed(folder: Path) -> None:
     assert apart.validation.files != hold_out_validation(pets, 0.3, seed=2).validation.files
 
 
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (23, r"data\.holdout=23: leaves none of the 23 training images"),
-        (0.01, r"data\.holdout=0\.01: no class has enough of the 23 training images"),
-        (1.5, r"data\.holdout=1\.5: must be a number of images above 1, or a share below 1"),
-    ],
-)
-def test_a_hold_out_that_cannot_be_drawn_is_refused(size: float, message: str, tiny: Dataset) -> None:
-    with pytest.raises(ConfigError, match=message):
-        hold_out_validation(tiny, size, seed=0)
-    with pytest.raises(ConfigError, match=r"data\.holdout=5: .* split of 7 images; set data\.holdout=null$"):
-        hold_out_validation(replace(tiny, validation=tiny.test), 5, seed=0)
-
-
 def test_each_image_is_in_one_fold_and_each_class_in_all(numbered: Dataset) -> None:
     parts = [divide(numbered, folds=4, fold=fold) for fold in range(4)]
     for part in parts:
@@ -103,47 +89,51 @@ def test_a_table_has_the_folds(tmp_path: Path) -> None:
     folds = ["1", "2.0", "1", "", "2", "1"]
     rows = [f"{label}/{index}.png,{label},{fold}" for label in ("cat", "dog") for index, fold in enumerate(folds)]
     for number, row in enumerate(rows):
-        write_image(tmp_path / row.split(",")[0], number)
+        write_image(tmp_path / "images" / row.split(",")[0], number)
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(["file,label,fold", *rows]))
-
-    def load(**options: Any) -> Dataset:
-        options = {"path": str(tmp_path), "labels": str(table), **options}
-        return load_dataset("image_folder", root=str(tmp_path / "cache"), **options)
-
-    part = divide(load(), fold=2)
+    load_table = partial(load, tmp_path / "images", labels=str(table))
+    part = divide(load_table(), fold=2)
     assert sorted(part.validation.files.names) == ["cat/1.png", "cat/4.png", "dog/1.png", "dog/4.png"]
     assert len(part.train) == 8
     assert part.test is None  # The images of a fold belong together, so none are drawn for a test split.
-    assert len(load(columns={"fold": None}).test) == 2
+    assert len(load_table(columns={"fold": None}).test) == 2
     with pytest.raises(ConfigError, match=r"data\.holdout=0\.3: would divide folds of the table"):
-        hold_out_validation(load(), 0.3, seed=0)
+        hold_out_validation(load_table(), 0.3, seed=0)
     with pytest.raises(ConfigError, match=r"data\.fold=0: data\.fold must be one of 1, 2"):
-        divide(load(), fold=0)
-    assert len(divide(load(), folds=2, fold=0).validation) == 6
+        divide(load_table(), fold=0)
+    assert len(divide(load_table(), folds=2, fold=0).validation) == 6
     with pytest.raises(ConfigError, match="there are no folds"):
-        divide(load(columns={"fold": None}), fold=1)
+        divide(load_table(columns={"fold": None}), fold=1)
     with pytest.raises(DataError, match="has no column part"):
-        load(columns={"fold": "part"})
+        load_table(columns={"fold": "part"})
     table.write_text(table.read_text().replace(",2.0", ",b"))
     with pytest.raises(DataError, match=r"labels\.csv:3: fold=b: must be a whole number"):
-        load()
+        load_table()
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"holdout": 23}, "data.holdout=23: leaves none of the 23 training images"),
+        ({"holdout": 0.01}, "data.holdout=0.01: no class has enough of the 23 training images"),
+        ({"holdout": 1.5}, "data.holdout=1.5: must be a number of images above 1, or a share below 1"),
         ({"folds": 3, "fold": 3}, "data.fold=3: data.fold must be one of 0, 1, 2"),
         ({"folds": 3}, "data.folds=3 data.fold=null: data.fold must be one of 0, 1, 2; -m trains several"),
         ({"fold": 0}, "there are no folds; set data.folds=5, or give a table of labels a column of folds"),
         ({"folds": 3, "fold": 0, "holdout": 0.1}, "data.holdout=0.1 draws another validation split"),
     ],
 )
-def test_folds_that_cannot_be_made_are_refused(values: dict[str, Any], message: str, tiny: Dataset) -> None:
+def test_a_division_that_cannot_be_made_is_refused(values: dict[str, Any], message: str, tiny: Dataset) -> None:
     with pytest.raises(ConfigError, match=message):
         divide(tiny, **values)
-    with pytest.raises(ConfigError, match="has a validation split of 7 images"):
-        divide(replace(tiny, validation=tiny.test), folds=3, fold=0)
+
+
+@pytest.mark.parametrize("values", [{"holdout": 5}, {"folds": 3, "fold": 0}])
+def test_an_existing_validation_split_is_not_replaced(values: dict[str, Any], tiny: Dataset) -> None:
+    unset = " ".join(f"data.{key}=null" for key in values)
+    with pytest.raises(ConfigError, match=f"has a validation split of 7 images; set {unset}$"):
+        divide(replace(tiny, validation=tiny.test), **values)
 
 
 def test_a_sweep_over_folds_ends_in_mean_and_deviation(quick: list[str], succeed: Printed, tmp_path: Path) -> None:

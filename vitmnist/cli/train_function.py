@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,19 +149,14 @@ def preserve_process_state() -> Iterator[None]:
 def run_log(folder: Path) -> Iterator[None]:
     """In the block, log to stdout and `vitmnist.log` as the command line does, but not to handlers of the caller."""
     logger = logging.getLogger("vitmnist")
-    level, propagate = logger.level, logger.propagate
-    screen = logging.StreamHandler(sys.stdout)
-    file = logging.FileHandler(folder / "vitmnist.log", encoding="utf-8", delay=True)
-    for handler, date_format in ((screen, "%H:%M:%S"), (file, None)):
-        handler.setFormatter(logging.Formatter(TIMED_FORMAT, date_format))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
+    with ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
+        stack.callback(setattr, logger, "propagate", logger.propagate)
+        file = stack.enter_context(closing(logging.FileHandler(folder / "vitmnist.log", encoding="utf-8", delay=True)))
+        for handler, date_format in ((logging.StreamHandler(sys.stdout), "%H:%M:%S"), (file, None)):
+            handler.setFormatter(logging.Formatter(TIMED_FORMAT, date_format))
+            logger.addHandler(handler)
+            stack.callback(logger.removeHandler, handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
         yield
-    finally:
-        for handler in (screen, file):
-            logger.removeHandler(handler)
-        file.close()
-        logger.setLevel(level)
-        logger.propagate = propagate

@@ -80,10 +80,9 @@ def refuse_random_samples(read: Callable[[int], object], indices: Sequence[int],
     before = RandomState(roots)
     yield
     if before.list_changed():
-        for index in indices:
-            _, reason = call_and_check_random(partial(read, index), roots, always_repeat=False)
-            if reason:
-                raise RandomSampleError(f"sample {index} is random ({reason})")
+        _, random_sample = read_probes(read, indices, roots)
+        if random_sample:
+            raise random_sample
 
 
 def has_set_epoch(dataset: object) -> bool:

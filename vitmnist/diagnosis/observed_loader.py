@@ -117,8 +117,8 @@ class ObservedLoader:
         self.batches, self.waiting_s, self.steps_s, self.steps_cpu_s = 0, 0.0, [], 0.0
 
 
-def merge_passes(loaders: Iterable[ObservedLoader], end: float) -> list[tuple[float, float]]:
-    """Return the start and end of all passes until `end`, in order. Overlapping passes are merged."""
+def sum_passes(loaders: Iterable[ObservedLoader], end: float) -> float:
+    """Return the seconds of all passes until `end`. Overlapping passes count once."""
     intervals = []
     for loader in loaders:
         step_s = loader.step_s
@@ -127,10 +127,8 @@ def merge_passes(loaders: Iterable[ObservedLoader], end: float) -> list[tuple[fl
             last_step_s = 0.0 if data_pass.is_exhausted else step_s
             stop = min(data_pass.last_return + last_step_s, data_pass.next_start or inf, end)
             intervals.append((data_pass.start, stop))
-    merged: list[tuple[float, float]] = []
+    seconds, counted_until = 0.0, -inf
     for start, stop in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
-        else:
-            merged.append((start, stop))
-    return merged
+        seconds += max(stop - max(start, counted_until), 0.0)
+        counted_until = max(counted_until, stop)
+    return seconds

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from math import inf
 
-from vitmnist.diagnosis.observed_loader import LoaderInfo, ObservedLoader, merge_passes
+from vitmnist.diagnosis.observed_loader import LoaderInfo, ObservedLoader, sum_passes
 from vitmnist.diagnosis.observer import Observer
 from vitmnist.timing.table import (
     COMPUTE_BOUND_PCT,
@@ -52,7 +52,7 @@ class ObservedLoaderReport:
     @classmethod
     def from_observed(cls, loader: ObservedLoader, end_time: float) -> ObservedLoaderReport:
         """Summarise what was measured until `end_time`."""
-        seconds = sum(end - start for start, end in merge_passes([loader], end_time))
+        seconds = sum_passes([loader], end_time)
         passes = sum(p.batches > 0 for p in loader.passes)
         pct = None if loader.is_in_other_thread else 100 * loader.waiting_s / seconds
         return cls(loader.info, passes, loader.batches, seconds, loader.waiting_s, pct, loader.step_s)
@@ -88,7 +88,7 @@ def describe_script(observer: Observer, exit_code: int) -> Report:
     loaders = [loader for loader in observer.loaders if loader.batches and observer.warm_up_done]
     reports = [ObservedLoaderReport.from_observed(loader, end_time) for loader in loaders]
     steps = max((loader.batches for loader in loaders), default=0)
-    seconds = sum(end - start for start, end in merge_passes(loaders, end_time))
+    seconds = sum_passes(loaders, end_time)
     waiting_s = sum(loader.waiting_s for loader in loaders)
     waiting_pct, bottleneck = None, None
     if loaders and not any(loader.is_in_other_thread for loader in loaders):

@@ -253,13 +253,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Group runs by machine and dataset."""
     # A run without a recorded environment was on the same machine as the other runs of its sweep.
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
-    facts_by_run = [_facts(run) or sweep_facts.get(run.folder.parent, {}) for run in runs]
+    known = [(run, _facts(run) or sweep_facts.get(run.folder.parent, {})) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    by_host: dict[str | None, list[Run]] = defaultdict(list)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        by_host[facts.get("host")].append(run)
-    for run, facts in zip(runs, facts_by_run, strict=True):
-        overlapping = "host" in facts and any(map(run.overlaps, by_host[facts["host"]]))
+    for run, facts in known:
+        host = facts.get("host")
+        overlapping = any(host and host == theirs.get("host") and run.overlaps(other) for other, theirs in known)
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_build_comparison(group) for group in groups.values()]
 

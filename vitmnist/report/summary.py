@@ -111,8 +111,7 @@ def summarize_times(comparison: Comparison) -> list[str]:
 def summarize_launches(comparison: Comparison) -> str:
     """Say how many configurations are launch-bound, and what helps; empty if none is."""
     results = [row.runs[-1].result for row in comparison.timed_rows]
-    limits = [(result, find_bottleneck(result)) for result in results]
-    bound = [result for result, limit in limits if limit and limit[0] is Bottleneck.LAUNCH]
+    bound = [result for result in results if (limit := find_bottleneck(result)) and limit[0] is Bottleneck.LAUNCH]
     if not bound:
         return ""
     advice = advise_on_launches(next((result for result in bound if not has_graph(result)), bound[0]))

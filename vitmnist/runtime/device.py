@@ -4,7 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -168,14 +168,12 @@ def create_queue(device: torch.device) -> DeviceQueue:
 @contextmanager
 def set_float32_precision(use_tf32: bool = False) -> Iterator[None]:
     """Compute float32 matrix products and convolutions in float32 or in TF32; torch's own defaults for them differ."""
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = use_tf32
-    try:
+    with ExitStack() as stack:
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(setattr, torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+        torch.set_float32_matmul_precision("high" if use_tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = use_tf32
         yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def use_deterministic_kernels(deterministic: bool | str, device: torch.device) -> None:

@@ -46,13 +46,11 @@ def handle_signals(
     handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signums: int
 ) -> Iterator[None]:
     """Handle signals with a function within the block; outside the main thread, do nothing."""
-    is_allowed = threading.current_thread() is threading.main_thread()
-    previous = {signum: signal.signal(signum, handler) for signum in signums} if is_allowed else {}
-    try:
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():
+            for signum in signums:
+                stack.callback(signal.signal, signum, signal.signal(signum, handler))
         yield
-    finally:
-        for signum, before in previous.items():
-            signal.signal(signum, before)
 
 
 class StopSignal(AbstractContextManager["StopSignal"]):

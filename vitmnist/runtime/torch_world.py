@@ -55,10 +55,8 @@ class TorchWorld(World):
             torch.save(make(), buffer)
         size = torch.tensor(len(buffer.getvalue()))
         self._wait(distributed.broadcast(size, source, self._group, async_op=True))
-        if self.rank == source:
-            content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-        else:
-            content = torch.empty(int(size), dtype=torch.uint8)
+        # On other ranks, the buffer is empty, so zeros make room for the content.
+        content = torch.frombuffer(bytearray(buffer.getvalue().ljust(int(size), b"\0")), dtype=torch.uint8)
         self._wait(distributed.broadcast(content, source, self._group, async_op=True))
         value: Value = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
         return value

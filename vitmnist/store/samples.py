@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +102,6 @@ def _pack(parts: Sequence[Buffer]) -> list[Buffer]:
 def _unpack(content: memoryview) -> list[memoryview]:
     """Return views of the parts of a sample that `_pack` prefixed."""
     (count,) = struct.unpack_from("<q", content)
-    start, parts = 8 * (1 + count), []
-    for size in struct.unpack_from(f"<{count}q", content, 8):
-        parts.append(content[start : start + size])
-        start += size
-    return parts
+    sizes = struct.unpack_from(f"<{count}q", content, 8)
+    bounds = accumulate(sizes, initial=8 * (1 + count))
+    return [content[start:stop] for start, stop in pairwise(bounds)]
