@@ -46,10 +46,10 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     dataset, sampler = trainer.build_data()
     step = trainer.build_step(dataset.train, sampler, trainer.read_initial_weights())
-    loaders = stack.enter_context(trainer.build_loaders(dataset, sampler, step))
-    step.compile_or_capture(loaders.train)
+    train_loader, eval_loader, _ = stack.enter_context(trainer.build_loaders(dataset, sampler, step))
+    step.compile_or_capture(train_loader)
     trainer.distribute(step)
-    return dataset, step, loaders.train, loaders.eval
+    return dataset, step, train_loader, eval_loader
 
 
 class ResidentBatch(Loader):

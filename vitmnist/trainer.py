@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,6 @@ from vitmnist.training.step import TrainStep
 from vitmnist.training.step_options import StepOptions, resolve_step_options
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Loaders:
-    """The loaders of the epochs, and `data.loader` with the selected loader in place of `auto`."""
-
-    train: Loader
-    eval: Loader
-    config: Mapping[str, Any]
 
 
 class Trainer:
@@ -108,34 +99,33 @@ class Trainer:
             weights = None if checkpoint else self.read_initial_weights()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
-            with self.build_loaders(dataset, sampler, step) as loaders:
+            with self.build_loaders(dataset, sampler, step) as (train_loader, eval_loader, loader_config):
                 # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
-                step.compile_or_capture(loaders.train)
+                step.compile_or_capture(train_loader)
                 self.distribute(step)
                 # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
                 seed_rank(config.seed, world.rank)
-                recorder.record_setup(dataset, step, loaders.train)
+                recorder.record_setup(dataset, step, train_loader)
                 checkpoints = CheckpointManager(config, dataset, step, recorder.result, stop, world)
                 progress = self._create_progress(sampler)
                 if checkpoint:
                     checkpoints.restore(checkpoint, progress)
                 del checkpoint, weights  # Free their memory.
-                draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess)
                 recorder.begin()
 
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
                 # A resumed run first completes the epoch in which it stopped.
                 while progress.num_batches > 0 or not self.is_done():
-                    with self.progress_bar(progress, loaders) as bar:
-                        after_step = partial(self.finish_step, bar, checkpoints, progress)
-                        train_metrics = train_epoch(step, loaders.train, progress, after_step)
-                        eval_pass = evaluate(step.eval_model, loaders.eval, step.preprocess, after_step, world)
+                    with self.progress_bar(progress, len(train_loader) + len(eval_loader)) as bar:
+                        after_step = partial(finish_step, bar, checkpoints, progress)
+                        train_metrics = train_epoch(step, train_loader, progress, after_step)
+                        eval_pass = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
                     recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
-                    self.finish_epoch(checkpoints, partial(draw_images, eval_pass.predictions))
+                    draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess, eval_pass.predictions)
+                    self.finish_epoch(checkpoints, draw_images)
                     progress = self._create_progress(sampler)
-            loader_config = loaders.config
-            del loaders  # Free the samples: the test split may not fit next to them.
+            del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
             recorder.record_end()
             checkpoints.save_final_weights()
             self.evaluate_on_test(dataset, step, checkpoints, loader_config)
@@ -211,8 +201,10 @@ class Trainer:
         return options
 
     @contextmanager
-    def build_loaders(self, dataset: Dataset, sampler: EpochSampler, step: TrainStep) -> Iterator[Loaders]:
-        """Build the training and evaluation loaders for the block; with `auto`, rank 0 records the selection."""
+    def build_loaders(
+        self, dataset: Dataset, sampler: EpochSampler, step: TrainStep
+    ) -> Iterator[tuple[Loader, Loader, Mapping[str, Any]]]:
+        """Build the loaders of training and evaluation for the block; also yield `data.loader`, without `auto`."""
         loader_config, train_loader = self.config.data.loader, None
         _, options = LOADERS.resolve(loader_config)
         with ExitStack() as stack:
@@ -226,7 +218,7 @@ class Trainer:
             if train_loader is None:
                 train_loader = stack.enter_context(LOADERS.build(loader_config, dataset.train, sampler, self.device))
             eval_loader = stack.enter_context(self._build_eval_loader(dataset.eval_split, loader_config, step))
-            yield Loaders(train_loader, eval_loader, loader_config)
+            yield train_loader, eval_loader, loader_config
 
     def _build_eval_loader(self, split: Split, loader_config: Mapping[str, Any], step: TrainStep) -> Loader:
         """Build a loader that delivers this rank's part of a split in order."""
@@ -265,25 +257,17 @@ class Trainer:
         epochs = self.recorder.result.epochs
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
-    def progress_bar(self, progress: EpochProgress, loaders: Loaders) -> "tqdm[Any]":
+    def progress_bar(self, progress: EpochProgress, num_batches: int) -> "tqdm[Any]":
         """Return a bar for the batches of an epoch and its evaluation."""
         return tqdm(
             desc=f"epoch {progress.epoch + 1}",
-            total=len(loaders.train) + len(loaders.eval),
+            total=num_batches,
             initial=progress.num_batches,
             unit="batch",
             leave=False,
             mininterval=0.5,
             disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
         )
-
-    @staticmethod
-    def finish_step(
-        bar: "tqdm[Any]", checkpoints: CheckpointManager, progress: EpochProgress, timer: EpochTimer
-    ) -> None:
-        """Advance the bar; save within the epoch, or stop, if due."""
-        bar.update()
-        checkpoints.save_or_stop_in_epoch(progress, timer)
 
     def finish_epoch(self, checkpoints: CheckpointManager, draw_images: DrawImages) -> None:
         """Write, log and save the last epoch of the record.
@@ -312,3 +296,9 @@ class Trainer:
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             eval_pass = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         self.recorder.record_test(eval_pass.metrics)
+
+
+def finish_step(bar: "tqdm[Any]", checkpoints: CheckpointManager, progress: EpochProgress, timer: EpochTimer) -> None:
+    """Advance the bar of an epoch; save within the epoch, or stop, if due."""
+    bar.update()
+    checkpoints.save_or_stop_in_epoch(progress, timer)

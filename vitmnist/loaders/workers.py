@@ -21,7 +21,7 @@ from vitmnist.data.sources import DatasetSource, SampleSource, TensorSet
 from vitmnist.errors import FEWER_WORKERS, LoadingError, UserError, classify_error
 from vitmnist.loaders.base import Batches, Loader
 from vitmnist.runtime.device import create_queue
-from vitmnist.runtime.signals import ignore_stop_signals
+from vitmnist.runtime.signals import STOP_SIGNALS
 from vitmnist.store.read_in_chunks import return_unchanged
 from vitmnist.store.tree import map_batch_tensors
 
@@ -153,7 +153,8 @@ def _translate_worker_error(error: Exception) -> Exception:
 
 def _prepare_worker(worker: int) -> None:
     """Keep a worker alive after Ctrl-C: the training process can need its batches for a last step."""
-    ignore_stop_signals()
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Torch terminates a worker that hangs with this signal.
     # Print no traceback if the training process ends while it receives a batch.
     sys.excepthook = lambda *_: None

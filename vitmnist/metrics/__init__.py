@@ -24,7 +24,7 @@ class Metric:
         tag: the tag in TensorBoard. A registered metric is shown as `verbose/train_TAG` and `verbose/eval_TAG`.
         direction: whether the highest or the lowest value is the best; `monitor` and `patience` follow it.
         column: the title of the column in the report; None: no column.
-        digits: decimal places in the report; None: seconds with three significant digits.
+        digits: decimal places; None: two for %, otherwise four. The report shows three significant digits of seconds.
         is_headline: show a registered metric as `train/TAG` and `eval/TAG`, and in the log line of an epoch.
     """
 
@@ -36,9 +36,9 @@ class Metric:
     is_headline: bool = False
 
     def format(self, value: float) -> str:
-        """Format a value with its decimal places, by default four or, with a percent sign, two."""
+        """Format a value with its decimal places, and a percent sign."""
         digits = self.digits if self.digits is not None else 2 if self.unit == "%" else 4
-        return f"{value:.{digits}f}" + ("%" if self.unit == "%" else "")
+        return f"{value:,.{digits}f}" + ("%" if self.unit == "%" else "")
 
     @property
     def scale(self) -> int:
@@ -86,10 +86,9 @@ def compute_evaluation_metrics(matrix: Tensor, probabilities: Tensor | None, lab
 
     The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
     """
-    values: dict[str, float] = {}
-    for name, member in METRICS.members().items():
-        if isinstance(member.declaration, ConfusionMetric):
-            values[name] = float(member.function(matrix.double())) * member.declaration.scale
-        elif isinstance(member.declaration, ProbabilityMetric):
-            values[name] = float(member.function(probabilities, labels)) * member.declaration.scale
-    return values
+    arguments = {BatchMetric: None, ConfusionMetric: (matrix.double(),), ProbabilityMetric: (probabilities, labels)}
+    return {
+        name: float(member.function(*values)) * member.declaration.scale
+        for name, member in METRICS.members().items()
+        if (values := arguments[type(member.declaration)]) is not None
+    }

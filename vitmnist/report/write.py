@@ -200,8 +200,8 @@ def _format_metric(comparison: Comparison, metric: EpochMetric | RunMetric) -> l
         marks = [f"{MARK} " if row.label_without_loader in marked else "" for row in rows]
         return [mark + cell for mark, cell in zip(marks, cells, strict=True)]
     spreads = [row.spreads[metric.name] for row in rows]
-    style = format_seconds if metric.digits is None else f"{{:,.{metric.digits}f}}".format
-    return [style(spread.median) if spread else EMPTY_CELL for spread in spreads]
+    style = format_seconds if metric.unit == "s" else metric.format
+    return [style(spread.median).replace("%", "") if spread else EMPTY_CELL for spread in spreads]
 
 
 def format_csv(comparisons: Sequence[Comparison], output: Path) -> str:

@@ -27,11 +27,6 @@ STOP_SIGNALS = {getattr(signal, reason.name): reason for reason in StopReason if
 """The signals of this system that stop a run."""
 
 
-def ignore_stop_signals() -> None:
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-
-
 def exit_interrupted(hint: str = "") -> NoReturn:
     """Exit at once on a Ctrl-C when nothing can be lost.
 

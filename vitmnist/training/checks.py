@@ -1,7 +1,6 @@
 """Checks that the parts of a run fit together, before it trains."""
 
 import copy
-import logging
 import math
 from collections.abc import Mapping
 from functools import partial
@@ -26,8 +25,6 @@ from vitmnist.runtime.world import World
 from vitmnist.training.batch import IGNORED
 from vitmnist.training.build import build_model
 from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 
 def check_config(config: Config, device: torch.device) -> None:
@@ -120,12 +117,9 @@ def check_metrics(num_classes: int) -> None:
 
 
 def check_weight_average(step: TrainStep) -> None:
-    """Raise `ConfigError` for two averages of the weights; warn about batch statistics of other weights."""
-    if hasattr(step.optimizer, "eval"):  # It evaluates other weights than it trains.
-        if step.ema:
-            raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
-        if step.runner.has_batch_norm:
-            log.warning("the statistics of batch normalisation are those of the trained weights, not of their average")
+    """Raise `ConfigError` for an EMA if the optimizer, as those of schedulefree, averages the weights itself."""
+    if step.ema and hasattr(step.optimizer, "eval"):
+        raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:
