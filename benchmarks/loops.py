@@ -45,7 +45,7 @@ def build_run(overrides: list[str], stack: ExitStack) -> tuple[Dataset, TrainSte
     """Build the dataset, step and loaders of a run without records. `stack` closes the loaders."""
     trainer = Trainer(validate(Config, compose(overrides)), Path(), overrides, StopSignal())
     dataset, sampler = trainer.build_data()
-    step = trainer.build_step(dataset.train, sampler, trainer.read_initial_weights())
+    step = trainer.build_step(dataset.train, sampler, trainer.load_initial_weights())
     train_loader, eval_loader, _ = stack.enter_context(trainer.build_loaders(dataset, sampler, step))
     step.compile_or_capture(train_loader)
     trainer.distribute(step)

@@ -18,7 +18,7 @@ from vitmnist.errors import ConfigError, DataError, PeerError, classify_error
 from vitmnist.loaders.auto import LoaderSelection
 from vitmnist.loaders.base import Loader
 from vitmnist.metrics.classification import compute_class_metrics
-from vitmnist.metrics.epoch_record import EpochRecord, Monitor, check_metrics
+from vitmnist.metrics.epoch_record import EpochRecord, Monitor, drop_non_finite
 from vitmnist.metrics.epoch_table import EPOCH_S, EVAL_S, SAVE_S, TRAIN_S
 from vitmnist.runtime.signals import StopSignal, create_interruption
 from vitmnist.runtime.world import World
@@ -159,7 +159,7 @@ class RunRecorder:
         epoch_s = train_metrics[TRAIN_S.name] + eval_pass.metrics[EVAL_S.name] + save_s
         times = {SAVE_S.name: save_s, EPOCH_S.name: epoch_s}
         metrics = {**train_metrics, **eval_pass.metrics, **times, **measure_peak_memory(self.device)}
-        check_metrics(metrics, f"epoch {progress.epoch + 1}")
+        metrics = drop_non_finite(metrics, self.monitor.metric.name, f"epoch {progress.epoch + 1}")
         rank_record = {
             "epoch": progress.epoch,
             **metrics,
@@ -198,8 +198,8 @@ class RunRecorder:
 
     def record_test(self, metrics: Mapping[str, float]) -> None:
         """Record and log the metrics of the best weights on the test split; raises `TrainingError` as `add_epoch`."""
-        check_metrics(metrics, "test split")
-        self.result.test = {"weights": "best", **metrics}
+        finite = drop_non_finite(metrics, self.monitor.metric.name, "test split")
+        self.result.test = {"weights": "best", **finite}
         best = self.monitor.best_epoch(self.result.epochs)
         assert best is not None  # `add_epoch` refuses an epoch without a value.
-        log_test(metrics, best + 1, self.monitor.metric)
+        log_test(finite, best + 1, self.monitor.metric)

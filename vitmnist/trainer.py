@@ -96,7 +96,7 @@ class Trainer:
         with stop, recorder.record_outcome(stop):
             # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
-            weights = None if checkpoint else self.read_initial_weights()
+            weights = None if checkpoint else self.load_initial_weights()
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             with self.build_loaders(dataset, sampler, step) as (train_loader, eval_loader, loader_config):
@@ -138,7 +138,7 @@ class Trainer:
             self.recorder.continue_from(checkpoint["epochs"])
         return checkpoint
 
-    def read_initial_weights(self) -> Mapping[str, Tensor] | None:
+    def load_initial_weights(self) -> Mapping[str, Tensor] | None:
         """Read the weights that `init` or `model.weights` names; None if neither does."""
         config, pretrained = self.config, build.find_pretrained(self.config)
         if config.init and pretrained:
@@ -178,7 +178,7 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         checks.check_loss(config.loss, train, preprocess.has_mixing)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        checks.check_metrics(len(train.classes))
+        checks.check_metric_functions(len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
@@ -292,7 +292,7 @@ class Trainer:
         """Evaluate the best weights on the test split, if the epochs were evaluated on a validation split."""
         if dataset.validation is None or dataset.test is None:
             return
-        checkpoints.load_best_weights()
+        checkpoints.load_best_weights(self.monitor.best_epoch(self.recorder.result.epochs))
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             eval_pass = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
         self.recorder.record_test(eval_pass.metrics)

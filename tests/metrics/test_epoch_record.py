@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import AddMembers, Printed, Train, result_of
-from vitmnist import trainer
+from vitmnist import load_model, trainer
 from vitmnist.checkpoint import storage
-from vitmnist.errors import ExitCode, TrainingError
+from vitmnist.errors import DataError, ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetric, Metric
-from vitmnist.metrics.epoch_record import Monitor, check_metrics
+from vitmnist.metrics.epoch_record import Monitor, drop_non_finite
 from vitmnist.metrics.epoch_table import build_epoch_table, find_metric
 from vitmnist.registry import Member
 from vitmnist.runtime.world import World
@@ -92,7 +92,10 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
     best = storage.read_checkpoint_file(run / "checkpoints" / "best.pt")
     assert len(best["epochs"]) == losses.index(min(losses)) + 1
     assert (result["eval_split"], result["test"]["weights"]) == ("validation", "best")
-    assert 0 <= result["test"]["test_acc"] <= 100
+    evaluated = load_model(run, weights="best").evaluate("test").metrics
+    assert {name: result["test"][f"test_{name}"] for name in evaluated} == pytest.approx(evaluated)
+    with pytest.raises(DataError, match=r"best\.pt: has the weights of epoch \d, not of epoch 7"):
+        storage.read_best_weights(run, 7)
     assert re.search(r"test split  loss .* \(best weights, of epoch \d\)", output)
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
 
@@ -123,17 +126,22 @@ def test_a_signal_stops_the_pass_over_the_test_split(
 )
 def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice: str) -> None:
     """Otherwise the run could be neither resumed nor reported. A negative value is allowed."""
-    check_metrics({"eval_mcc": -0.03, "gpu_peak_mib": None}, "epoch 1")
+    metrics = {"eval_mcc": -0.03, "gpu_peak_mib": None}
+    with_nan = {**metrics, "eval_auroc": math.nan}
+    assert drop_non_finite(with_nan, "eval_acc", "epoch 1") == {**metrics, "eval_auroc": None}
     with pytest.raises(TrainingError, match=f"^epoch 1: {name} is {value}; it must be finite{advice}$"):
-        check_metrics({"eval_mcc": -0.03, name: value}, "epoch 1")
+        drop_non_finite({**metrics, name: value}, "eval_acc", "epoch 1")
 
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
     add_members(METRICS, late=Member(BatchMetric(unit="%", tag="late", direction="max"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
+    same_tag = Member(BatchMetric(unit="%", tag="late", direction="max"), max)
+    with pytest.raises(ValueError, match="the tag verbose/eval_late, verbose/t"), METRICS.temporarily(other=same_tag):
+        build_epoch_table()
     add_members(METRICS, loss=Member(BatchMetric(unit="%", tag="other", direction="max"), max))
-    with pytest.raises(ValueError, match="two metrics are called eval_loss, train_loss; choose another name"):
+    with pytest.raises(ValueError, match="two metrics have the name eval_loss, train_loss; choose another one"):
         build_epoch_table()
     with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetric or a ConfusionMetric"):
         METRICS.register("plain", Metric(unit="%", tag="plain", direction="max"))

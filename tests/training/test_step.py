@@ -322,6 +322,10 @@ def test_an_optimizer_that_averages_the_weights_needs_no_other_average(tiny: Dat
     step.optimizer = ScheduleFree(step.model)
     with pytest.raises(ConfigError, match=r"^ema_decay: the optimizer averages the weights already; set ema"):
         check_weight_average(step)
+    model = nn.Sequential(nn.BatchNorm2d(1), make_mlp())
+    runner = ModelRunner(model, Preprocess(tiny.train), CountingLoss(), BATCH)
+    with pytest.raises(ConfigError, match=r"^optimizer: it evaluates an average of the weights, but not of batch"):
+        check_weight_average(TrainStep(runner, ScheduleFree(model), lambda step: 1.0))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.members())

@@ -4,6 +4,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -132,11 +133,10 @@ class CheckpointManager:
         self.world.barrier()
         raise create_interruption(StopReason(stopping))
 
-    def load_best_weights(self) -> None:
-        """Load the best weights into the evaluated model; with a validation split, they are saved with their epoch."""
-        best = self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["best"]
-        weights = self.world.broadcast_object(lambda: storage.read_weights_file(best)[1])
-        self.step.eval_model.load_state_dict(weights)
+    def load_best_weights(self, epoch: int | None) -> None:
+        """Load the weights of the best epoch, saved with a validation split, into the evaluated model."""
+        read = partial(storage.read_best_weights, self.result.folder, epoch)
+        self.step.eval_model.load_state_dict(self.world.broadcast_object(read))
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""

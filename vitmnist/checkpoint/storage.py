@@ -157,6 +157,18 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
         return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # The file is not a dict.
 
 
+def read_best_weights(run: Path, epoch: int | None) -> dict[str, torch.Tensor]:
+    """Read the weights in `best.pt` of a run; raises `DataError` unless they are of `epoch`, counted from 0.
+
+    A run that was killed after it had written `best.pt` repeats the epoch, which another machine may find worse.
+    """
+    path = run / FOLDER / WEIGHT_FILES["best"]
+    saved = len(read_checkpoint_file(path)["epochs"]) - 1
+    if saved != epoch:
+        raise DataError(f"{path}: has the weights of epoch {saved}, not of epoch {epoch}, which is the best one")
+    return read_weights_file(path)[1]
+
+
 def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor]:
     """Read the weights in a file, or the best (without a validation split, the final) weights of a run.
 

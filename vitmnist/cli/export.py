@@ -32,17 +32,12 @@ from vitmnist.runtime.files import display_path, write_atomic
 
 @dataclass(frozen=True)
 class Format:
-    """A file format.
-
-    Args:
-        packages: required packages of the extra `export`.
-        load: turns the content of a file into a function from uint8 `[B, C, H, W]` to logits.
-    """
+    """A file format."""
 
     suffix: str
-    packages: tuple[str, ...]
+    packages: tuple[str, ...]  # Required packages of the extra `export`
     serialize: Callable[[ExportedProgram], bytes]
-    load: Callable[[bytes], Callable[[Tensor], Tensor]]
+    load: Callable[[bytes], Callable[[Tensor], Tensor]]  # A function from uint8 `[B, C, H, W]` to logits
 
 
 def _to_onnx(program: ExportedProgram) -> bytes:

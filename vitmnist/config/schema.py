@@ -48,7 +48,7 @@ class DataConfig:
     normalize: Any = MISSING
     crop_size: Any = config_field(None, at_least=1)
     dataset: dict[str, Any] = config_field(registry="vitmnist.data.datasets.base:DATASETS")
-    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="execution")
+    loader: dict[str, Any] = config_field(registry="vitmnist.loaders.base:LOADERS", affects="time_and_rounding")
     augment: dict[str, Any] = MISSING
 
 
@@ -69,29 +69,29 @@ class TrainerConfig:
     With batch normalisation, `micro_batch` changes it too: the statistics come from a microbatch.
     """
 
-    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="execution")
-    compile: bool | str = config_field(allows_auto=True, affects="execution")
-    precision: Precision = config_field(affects="execution")
-    fused: bool | str = config_field(allows_auto=True, affects="execution")
-    graph: bool | str = config_field(allows_auto=True, affects="execution")
-    deterministic: bool | str = config_field(allows_auto=True, affects="execution")
+    micro_batch: int | str | None = config_field(at_least=1, allows_auto=True, affects="time_and_rounding")
+    compile: bool | str = config_field(allows_auto=True, affects="time_and_rounding")
+    precision: Precision = config_field(affects="time_and_rounding")
+    fused: bool | str = config_field(allows_auto=True, affects="time_and_rounding")
+    graph: bool | str = config_field(allows_auto=True, affects="time_and_rounding")
+    deterministic: bool | str = config_field(allows_auto=True, affects="time_and_rounding")
     clip_norm: float | None = config_field(above=0)
-    name: str = config_field(affects="execution")
+    name: str = config_field(affects="time_and_rounding")
 
 
 @dataclass
 class CheckpointConfig:
     """`checkpoint`: how often a run is saved, in addition to its end and a stop."""
 
-    min_interval_s: float | None = config_field(at_least=0, affects="execution")
-    every_minutes: float | None = config_field(above=0, affects="execution")
+    min_interval_s: float | None = config_field(at_least=0, affects="time_and_rounding")
+    every_minutes: float | None = config_field(above=0, affects="time_and_rounding")
 
 
 @dataclass
 class LogConfig:
     """`log`: how often step metrics and images are logged."""
 
-    every_steps: int | None = config_field(at_least=1, affects="execution")
+    every_steps: int | None = config_field(at_least=1, affects="time_and_rounding")
     images_every_epochs: int | None = config_field(at_least=1, affects="nothing")
     per_class: bool = config_field(False, affects="nothing")
 
@@ -114,7 +114,7 @@ class Config:
     epochs: int = config_field(at_least=1, may_change_on_resume=True)
     limit_batches: int | None = config_field(None, at_least=1)
     seed: int = config_field(at_least=0, at_most=2**63 - 1)
-    device: str = config_field(affects="execution")
+    device: str = config_field(affects="time_and_rounding")
     model: dict[str, Any] = config_field(registry="vitmnist.models:MODELS")
     init: str | None = MISSING
     init_skip: list[str] = MISSING

@@ -39,8 +39,8 @@ class KeyMetadata:
     has_free_keys: bool = False  # The value is a dict whose keys are the user's, and whose order matters.
     allows_auto: bool = False  # The value can also be `auto`; no other text is allowed.
     registry: str | None = None  # The key is a config group, registered at `module:NAME`; its `name` chooses a member.
-    # What the key can change. `execution`: the time, and the result by rounding or the statistics of a microbatch.
-    affects: Literal["result", "execution", "nothing"] = "result"
+    # What the key can change. `time_and_rounding` includes the batch statistics of a microbatch.
+    affects: Literal["result", "time_and_rounding", "nothing"] = "result"
     may_change_on_resume: bool = False  # A resumed run may have another value, although the key affects the result.
     # The key selects images of a dataset: it divides them into splits, seeds the division, or limits a split.
     image_selection: Literal["splits", "seed", "train", "test"] | None = None

@@ -29,7 +29,7 @@ from vitmnist.models import MODELS
 from vitmnist.runtime.device import choose_device, set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.training import loop
-from vitmnist.training.checks import check_metrics
+from vitmnist.training.checks import check_metric_functions
 
 BATCH_SIZE = 256
 """The number of images in memory at a time."""
@@ -155,7 +155,7 @@ class TrainedModel:
         if name not in dataset.splits:
             raise ConfigError(f"split {name}: the dataset has only {' and '.join(dataset.splits)} images")
         images = self.adapt_split(dataset.splits[name])
-        check_metrics(len(self.classes))
+        check_metric_functions(len(self.classes))
         # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
         loader_name = "cache" if images.is_mapped else "ram"
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}

@@ -1,5 +1,6 @@
 """The record of an epoch, the best epoch of a run, and the summary of a metric over its epochs."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +10,26 @@ from typing import Any
 from vitmnist.errors import TrainingError
 from vitmnist.metrics.epoch_table import EpochMetric
 
+log = logging.getLogger(__name__)
+
 EpochRecord = dict[str, Any]
 """An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
 machine cannot measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of
 `{step, loss, lr, grad_norm}`."""
 
 
-def check_metrics(metrics: Mapping[str, float | None], where: str) -> None:
-    """Raise `TrainingError` unless each metric is finite or None; `where` begins the message."""
+def drop_non_finite(metrics: Mapping[str, float | None], monitored: str, where: str) -> dict[str, float | None]:
+    """Replace each metric that is not finite by None, with a warning; `where` begins the messages.
+
+    Raises `TrainingError` if it is a loss, or the monitored metric.
+    """
     for name, value in metrics.items():
         if value is not None and not math.isfinite(value):
-            advice = "; try a smaller optimizer.lr" if name.endswith("_loss") else ""
-            raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
+            if name.endswith("_loss") or name.partition("_")[2] == monitored.partition("_")[2]:
+                advice = "; try a smaller optimizer.lr" if name.endswith("_loss") else ""
+                raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
+            log.warning("%s: %s is %s, and is left out", where, name, value)
+    return {name: value if value is None or math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def epochs_since_last_start(epochs: Sequence[EpochRecord]) -> Sequence[EpochRecord]:

@@ -5,6 +5,7 @@ throughput or memory is listed in `TIMES` or `MACHINE_METRICS`; its value is in 
 (training/progress.py), `evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,14 +15,10 @@ from vitmnist.metrics import METRICS, BatchMetric, Metric, get_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class EpochMetric(Metric):
-    """A metric in the record of an epoch.
+    """A metric in the record of an epoch."""
 
-    Args:
-        name: the key in the record.
-        summary: a run counts with the value of its selected epoch, or with the median or maximum over its epochs.
-    """
-
-    name: str
+    name: str  # The key in the record
+    # A run counts with the value of its selected epoch, or with the median or maximum over its epochs.
     summary: Literal["selected_epoch", "median", "max"] = "median"
     direction: Literal["max", "min"] = "min"
 
@@ -74,7 +71,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     Each call builds the table, because a metric can be registered at any time.
 
     Raises:
-        ValueError: two metrics have the same name.
+        ValueError: two metrics have the same name, tag or column.
     """
     registered = {name: member.declaration for name, member in METRICS.members().items()}
     table = [
@@ -85,10 +82,11 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,
     ]
-    by_name = {metric.name: metric for metric in table}
-    if duplicates := sorted({metric.name for metric in table if metric is not by_name[metric.name]}):
-        raise ValueError(f"two metrics are called {', '.join(duplicates)}; choose another name in vitmnist/metrics")
-    return by_name
+    for attribute in ("name", "tag", "column"):
+        counts = Counter(getattr(metric, attribute) for metric in table)
+        if duplicates := ", ".join(sorted(value for value, count in counts.items() if value and count > 1)):
+            raise ValueError(f"two metrics have the {attribute} {duplicates}; choose another one in vitmnist/metrics")
+    return {metric.name: metric for metric in table}
 
 
 def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:

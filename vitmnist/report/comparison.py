@@ -217,7 +217,7 @@ class Comparison:
         return len({fmean(values.values()) for values in self.quality_by_seed.values()}) > 1
 
     @cached_property
-    def leads(self) -> dict[str, ConfidenceInterval | None]:
+    def leads_by_setting(self) -> dict[str, ConfidenceInterval | None]:
         """The lead of the best setting over each other, None with too few seeds in common; empty if all are equal."""
         if not self.quality_differs:
             return {}
@@ -232,7 +232,7 @@ class Comparison:
     @property
     def within_noise(self) -> list[str]:
         """The settings whose quality differs from the best one by no more than noise."""
-        return [setting for setting, lead in self.leads.items() if lead and lead.low <= 0]
+        return [setting for setting, lead in self.leads_by_setting.items() if lead and lead.low <= 0]
 
     @cached_property
     def sorted_rows(self) -> list[ReportRow]:

@@ -68,11 +68,11 @@ def _count(values: Mapping[str, float]) -> str:
 
 def summarize_noise(comparison: Comparison) -> str:
     """Say whether the best setting leads by more than the noise over the seeds; empty if all have the same quality."""
-    if not comparison.leads:
+    if not comparison.leads_by_setting:
         return ""
     best = next(iter(comparison.quality_by_seed.values()))
     count = _count(best)
-    leads = [*comparison.leads.values()]
+    leads = [*comparison.leads_by_setting.values()]
     # A lead that is the same with every seed does not show the noise.
     lowest = [lead.low for lead in leads if lead and (lead.low != lead.high or lead.mean == 0)]
     if len(best) >= MIN_ROUNDS and None in leads:

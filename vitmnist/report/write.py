@@ -187,7 +187,7 @@ def build_table(comparison: Comparison, output: Path, other_metrics: bool = Fals
 
 def _find_marked_settings(comparison: Comparison) -> list[str]:
     """Return the settings to mark as within noise of the best one; none if all are, as the sentence says."""
-    return comparison.within_noise if len(comparison.within_noise) < len(comparison.leads) else []
+    return comparison.within_noise if len(comparison.within_noise) < len(comparison.leads_by_setting) else []
 
 
 def _format_metric(comparison: Comparison, metric: EpochMetric | RunMetric) -> list[str]:

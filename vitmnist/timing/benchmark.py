@@ -97,19 +97,13 @@ class LoaderCandidate:
 
 @dataclass
 class Measurement:
-    """The times of a candidate.
-
-    Args:
-        is_required: propagate errors instead of recording them as this candidate's failure.
-        error: why the candidate could not be built or timed.
-        warm_up: the first window, which is discarded.
-    """
+    """The times of a candidate."""
 
     name: str
     candidate: LoaderCandidate
-    is_required: bool = False
-    error: str | None = None
-    warm_up: TimedWindow | None = None
+    is_required: bool = False  # Propagate errors instead of recording them as this candidate's failure.
+    error: str | None = None  # Why the candidate could not be built or timed
+    warm_up: TimedWindow | None = None  # The first window, which is discarded
     windows: list[TimedWindow] = field(default_factory=list)
 
     def time_window(self, size: int = WARM_UP_BATCHES) -> None:

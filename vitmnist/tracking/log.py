@@ -74,7 +74,8 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 def log_test(test: Mapping[str, Any], best: int, monitored: EpochMetric) -> None:
     """Log the evaluation on the test split; `best` is the best epoch, counted from 1."""
     shown = {metric.name.removeprefix("test_"): metric for metric in list_main_test_metrics(monitored)}
-    values = " ".join(f"{name} {metric.format(test[metric.name])}" for name, metric in shown.items())
+    measured = {name: metric for name, metric in shown.items() if test[metric.name] is not None}
+    values = " ".join(f"{name} {metric.format(test[metric.name])}" for name, metric in measured.items())
     log.info("test split  %s  (best weights, of epoch %d)", values, best)
 
 

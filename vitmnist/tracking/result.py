@@ -124,17 +124,11 @@ def list_epoch_columns() -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunMetric(Metric):
-    """A value of a run that is recorded once, not in each epoch.
+    """A value of a run that is recorded once, not in each epoch."""
 
-    Args:
-        name: the column in `report.csv`.
-        read: returns the value; None if it was not measured.
-        depends_on_weights: as the property of `EpochMetric`.
-    """
-
-    name: str
-    read: Callable[[Result], float | None]
-    depends_on_weights: bool = False
+    name: str  # The column in `report.csv`
+    read: Callable[[Result], float | None]  # Returns the value; None if it was not measured.
+    depends_on_weights: bool = False  # As the property of `EpochMetric`
 
 
 def list_run_metrics() -> list[RunMetric]:

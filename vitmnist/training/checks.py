@@ -99,7 +99,7 @@ def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> Non
             )
 
 
-def check_metrics(num_classes: int) -> None:
+def check_metric_functions(num_classes: int) -> None:
     """Try all metrics; raise `ConfigError` for one of a batch that is not a sum: a mean would be divided twice."""
     classes = torch.eye(num_classes)
     compute_evaluation_metrics(classes.long(), classes, torch.arange(num_classes))
@@ -117,9 +117,15 @@ def check_metrics(num_classes: int) -> None:
 
 
 def check_weight_average(step: TrainStep) -> None:
-    """Raise `ConfigError` for an EMA if the optimizer, as those of schedulefree, averages the weights itself."""
-    if step.ema and hasattr(step.optimizer, "eval"):
-        raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
+    """Raise `ConfigError` if the optimizer, as those of schedulefree, evaluates an average, which does not fit."""
+    if hasattr(step.optimizer, "eval"):
+        if step.ema:
+            raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
+        if step.runner.has_batch_norm:
+            advice = "choose another optimizer, or a model without batch normalisation"
+            raise ConfigError(
+                f"optimizer: it evaluates an average of the weights, but not of batch statistics; {advice}"
+            )
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:

@@ -115,21 +115,13 @@ class EvalPass:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predicted class and softmax confidence per image, in split order, on the device.
+    """Predicted class and softmax confidence per image, in split order, on the device."""
 
-    Args:
-        predicted: int64 `[N]`, the most likely class.
-        confidence: float `[N]`, its softmax probability.
-        labels: int64 `[N]`, the true class.
-        num_classes: the number of classes.
-        probabilities: float `[N, num_classes]`, if a registered metric needs them.
-    """
-
-    predicted: Tensor
-    confidence: Tensor
-    labels: Tensor
+    predicted: Tensor  # The most likely class, int64 `[N]`
+    confidence: Tensor  # Its softmax probability, float `[N]`
+    labels: Tensor  # The true class, int64 `[N]`
     num_classes: int
-    probabilities: Tensor | None = None
+    probabilities: Tensor | None = None  # Float `[N, num_classes]`, if a registered metric needs them
 
     def confusion_matrix(self) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""
