@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,14 @@ def test_the_newest_checkpoint_is_loaded_and_the_previous_stays(tmp_path: Path) 
     assert storage.read_checkpoint_file(checkpoints / "best.pt")["number"] == 1
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best.pt", "last.pt", "previous.pt"]
     assert torch.load(checkpoints / "last.pt", weights_only=True)["number"] == 3, "torch alone reads it"
+
+
+def test_weights_that_an_optimizer_only_trains_are_not_read_as_a_model(tmp_path: Path) -> None:
+    for progress in (None, {"lrs": []}):
+        step = {"model": {}, "ema": None, "has_modes": True}
+        storage.write_checkpoint(tmp_path, make_state(0) | {"step": step, "progress": progress, "model_info": {}})
+        with pytest.raises(DataError, match="has no averaged weights within an epoch") if progress else nullcontext():
+            storage.read_weights_file(tmp_path / "checkpoints" / "last.pt")
 
 
 def flip(path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import AddMembers, Printed, Train, result_of
 from vitmnist import load_model, trainer
 from vitmnist.checkpoint import storage
 from vitmnist.errors import DataError, ExitCode, TrainingError
-from vitmnist.metrics import METRICS, BatchMetric, Metric
+from vitmnist.metrics import METRICS, BatchMetricInfo, MetricInfo
 from vitmnist.metrics.epoch_record import Monitor, drop_non_finite
 from vitmnist.metrics.epoch_table import build_epoch_table, find_metric
 from vitmnist.registry import Member
@@ -135,13 +135,13 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    add_members(METRICS, late=Member(BatchMetric(unit="%", tag="late", direction="max"), max))
+    add_members(METRICS, late=Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max))
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
-    same_tag = Member(BatchMetric(unit="%", tag="late", direction="max"), max)
+    same_tag = Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max)
     with pytest.raises(ValueError, match="the tag verbose/eval_late, verbose/t"), METRICS.temporarily(other=same_tag):
         build_epoch_table()
-    add_members(METRICS, loss=Member(BatchMetric(unit="%", tag="other", direction="max"), max))
+    add_members(METRICS, loss=Member(BatchMetricInfo(unit="%", tag="other", direction="max"), max))
     with pytest.raises(ValueError, match="two metrics have the name eval_loss, train_loss; choose another one"):
         build_epoch_table()
-    with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetric or a ConfusionMetric"):
-        METRICS.register("plain", Metric(unit="%", tag="plain", direction="max"))
+    with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetricInfo or a "):
+        METRICS.register("plain", MetricInfo(unit="%", tag="plain", direction="max"))

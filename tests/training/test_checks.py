@@ -13,7 +13,7 @@ from tests.conftest import AddMembers, Printed
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.errors import ConfigError
 from vitmnist.losses import LOSSES
-from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.metrics import METRICS, BatchMetricInfo
 from vitmnist.registry import Member, NoOptions
 from vitmnist.training.checks import check_loss
 
@@ -51,6 +51,11 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits, targets, reduction="sum") / len(targets)
 
 
+def guarded_mean(logits: Tensor, targets: Tensor) -> Tensor:
+    """Padding does not change this mean."""
+    return masked_brier(logits, targets) / (targets >= 0).sum().clamp(min=1)
+
+
 @pytest.mark.parametrize(
     ("loss", "has_mixing", "message"),
     [
@@ -58,6 +63,7 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
         (one_hot, False, r"adds 0 \(Class values must be non-negative"),
         (smoothed, True, "a row of zeros as its target"),
         (per_image, False, "must be a sum over the images"),
+        (guarded_mean, True, "must be a sum over the images"),
         (masked_brier, True, None),
         (Stateful(), True, None),
         (nn.PReLU(), False, "loss=custom: has parameters, and the optimizer trains only those of the model"),
@@ -86,5 +92,5 @@ def test_a_metric_that_is_no_sum_over_the_images_is_refused(
         right = logits.argmax(dim=1) == labels
         return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
-    add_members(METRICS, wrong=Member(BatchMetric(unit="%", tag="wrong", direction="max"), compute))
+    add_members(METRICS, wrong=Member(BatchMetricInfo(unit="%", tag="wrong", direction="max"), compute))
     assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)

@@ -23,7 +23,7 @@ from vitmnist.config.validation import validate
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Batches, Loader
-from vitmnist.metrics import METRICS, ProbabilityMetric
+from vitmnist.metrics import METRICS, ProbabilityMetricInfo
 from vitmnist.registry import Member
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
@@ -131,12 +131,8 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
 
 
 def test_a_metric_gets_the_probabilities_and_the_labels_of_all_images(tiny: Dataset, add_members: AddMembers) -> None:
-    add_members(
-        METRICS,
-        nll=Member(
-            ProbabilityMetric(unit="%", tag="nll", direction="min"), lambda p, labels: F.nll_loss(p.log(), labels)
-        ),
-    )
+    info = ProbabilityMetricInfo(unit="%", tag="nll", direction="min")
+    add_members(METRICS, nll=Member(info, lambda p, labels: F.nll_loss(p.log(), labels)))
     metrics = evaluate(make_model(), make_ram_loader(tiny), Preprocess(tiny.train)).metrics
     assert metrics["eval_nll"] == pytest.approx(100 * metrics["eval_loss"], rel=1e-5)
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.conftest import AddMembers
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.metrics import METRICS, BatchMetric
+from vitmnist.metrics import METRICS, BatchMetricInfo
 from vitmnist.registry import Member
 from vitmnist.runtime.world import World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
@@ -53,9 +53,8 @@ def test_a_metric_that_was_added_since_the_save_has_no_value_in_the_resumed_epoc
     add_members: AddMembers, caplog: pytest.LogCaptureFixture
 ) -> None:
     saved = MetricAccumulator(SAMPLER, CPU).state_dict()
-    add_members(
-        METRICS, labelled=Member(BatchMetric(unit="%", tag="labelled", direction="max"), lambda logits, labels: 8)
-    )
+    info = BatchMetricInfo(unit="%", tag="labelled", direction="max")
+    add_members(METRICS, labelled=Member(info, lambda logits, labels: 8))
     resumed = MetricAccumulator(SAMPLER, CPU)
     resumed.load_state_dict(saved)
     resumed.update({"loss": torch.tensor(8.0), "acc": torch.tensor(4), "labelled": torch.tensor(8)})

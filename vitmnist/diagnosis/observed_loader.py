@@ -53,18 +53,12 @@ def _find_script_line() -> str:
 
 @dataclass
 class DataPass:
-    """A pass over a loader with an iterator. Times are from `perf_counter`.
+    """A pass over a loader with an iterator. Times are from `perf_counter`."""
 
-    Args:
-        start, last_return: the start of `iter()`, and the end of the latest `next()`.
-        next_start: start of the next pass over any loader; None if there is none.
-        iterator_ref: a weak reference to the iterator.
-    """
-
-    start: float
-    last_return: float
-    next_start: float | None = None
-    iterator_ref: Callable[[], object] = object
+    start: float  # The start of `iter()`
+    last_return: float  # The end of the latest `next()`
+    next_start: float | None = None  # The start of the next pass over any loader
+    iterator_ref: Callable[[], object] = object  # A weak reference to the iterator
     batches: int = 0
     is_exhausted: bool = False
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class MetricInfo:
     """How the values of a metric are shown and compared.
 
     Args:
@@ -46,7 +46,7 @@ class Metric:
         return 100 if self.unit == "%" else 1
 
 
-class BatchMetric(Metric):
+class BatchMetricInfo(MetricInfo):
     """The description of a metric `NAME` of a batch, recorded as `train_NAME` and `eval_NAME`.
 
     The function takes float32 logits `[B, classes]` and int64 labels `[B]`; labels of padding are negative. It returns
@@ -55,7 +55,7 @@ class BatchMetric(Metric):
     """
 
 
-class ConfusionMetric(Metric):
+class ConfusionMetricInfo(MetricInfo):
     """The description of a metric `NAME` of all predictions of an evaluation, recorded as `eval_NAME`.
 
     The function takes the confusion matrix, float64 `[classes, classes]` on the CPU: the number of images by true class
@@ -63,7 +63,7 @@ class ConfusionMetric(Metric):
     """
 
 
-class ProbabilityMetric(Metric):
+class ProbabilityMetricInfo(MetricInfo):
     """The description of a metric `NAME` of all probabilities of an evaluation, recorded as `eval_NAME`.
 
     The function takes the softmax probabilities, float32 `[N, classes]`, and the labels, int64 `[N]`, of all images on
@@ -71,11 +71,11 @@ class ProbabilityMetric(Metric):
     """
 
 
-METRICS: Registry[BatchMetric | ConfusionMetric | ProbabilityMetric, Callable[..., Tensor]]
-METRICS = Registry("metrics", __package__, kinds=(BatchMetric, ConfusionMetric, ProbabilityMetric))
+METRICS: Registry[BatchMetricInfo | ConfusionMetricInfo | ProbabilityMetricInfo, Callable[..., Tensor]]
+METRICS = Registry("metrics", __package__, kinds=(BatchMetricInfo, ConfusionMetricInfo, ProbabilityMetricInfo))
 
 
-def get_metrics(kind: type[Metric]) -> dict[str, Callable[..., Tensor]]:
+def get_metrics(kind: type[MetricInfo]) -> dict[str, Callable[..., Tensor]]:
     """Return the functions of the metrics of a kind, by name."""
     members = METRICS.members().items()
     return {name: member.function for name, member in members if isinstance(member.declaration, kind)}
@@ -86,9 +86,9 @@ def compute_evaluation_metrics(matrix: Tensor, probabilities: Tensor | None, lab
 
     The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
     """
-    arguments = {BatchMetric: None, ConfusionMetric: (matrix.double(),), ProbabilityMetric: (probabilities, labels)}
+    arguments = {ConfusionMetricInfo: (matrix.double(),), ProbabilityMetricInfo: (probabilities, labels)}
     return {
-        name: float(member.function(*values)) * member.declaration.scale
-        for name, member in METRICS.members().items()
-        if (values := arguments[type(member.declaration)]) is not None
+        name: float(function(*values)) * METRICS.members()[name].declaration.scale
+        for kind, values in arguments.items()
+        for name, function in get_metrics(kind).items()
     }

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from vitmnist.metrics import METRICS, BatchMetric, ConfusionMetric
+from vitmnist.metrics import METRICS, BatchMetricInfo, ConfusionMetricInfo
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@METRICS.register("acc", BatchMetric(unit="%", tag="acc", direction="max", column="accuracy, %", is_headline=True))
+@METRICS.register("acc", BatchMetricInfo(unit="%", tag="acc", direction="max", column="accuracy, %", is_headline=True))
 def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Count the correct predictions; padding never counts, because its label is negative."""
     return (logits.argmax(dim=1) == labels).sum()
 
 
-@METRICS.register("macro_f1", ConfusionMetric(unit="%", tag="macro_f1", direction="max", column="macro F1, %"))
+@METRICS.register("macro_f1", ConfusionMetricInfo(unit="%", tag="macro_f1", direction="max", column="macro F1, %"))
 def macro_f1(matrix: Tensor) -> Tensor:
     """Compute the mean F1 of the classes that occur as label or as prediction."""
     labels, predictions = matrix.sum(dim=1), matrix.sum(dim=0)
@@ -27,7 +27,8 @@ def macro_f1(matrix: Tensor) -> Tensor:
 
 
 @METRICS.register(
-    "balanced_accuracy", ConfusionMetric(unit="%", tag="balanced_acc", direction="max", column="balanced accuracy, %")
+    "balanced_accuracy",
+    ConfusionMetricInfo(unit="%", tag="balanced_acc", direction="max", column="balanced accuracy, %"),
 )
 def balanced_accuracy(matrix: Tensor) -> Tensor:
     """Compute the mean recall of the classes that have images."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, BatchMetric, Metric, get_metrics
+from vitmnist.metrics import METRICS, BatchMetricInfo, MetricInfo, get_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochMetric(Metric):
+class EpochMetric(MetricInfo):
     """A metric in the record of an epoch."""
 
     name: str  # The key in the record
@@ -49,7 +49,7 @@ TIMES = (
     HOST_LEAD_S := EpochMetric(name="host_lead_s", unit="s", tag="usage/host_lead_s"),
 )
 """Where the time of an epoch goes."""
-LOSS = Metric(unit="", tag="loss", direction="min", is_headline=True)
+LOSS = MetricInfo(unit="", tag="loss", direction="min", is_headline=True)
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
 MACHINE_METRICS = (
     IMAGES_PER_S := EpochMetric(
@@ -74,10 +74,11 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         ValueError: two metrics have the same name, tag or column.
     """
     registered = {name: member.declaration for name, member in METRICS.members().items()}
+    trained = get_metrics(BatchMetricInfo)
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),
-        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in get_metrics(BatchMetric)),
+        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in trained),
         _epoch_metric("eval", "loss", LOSS),
         *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
         *MACHINE_METRICS,
@@ -89,7 +90,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
     return {metric.name: metric for metric in table}
 
 
-def _epoch_metric(split: str, name: str, metric: Metric) -> EpochMetric:
+def _epoch_metric(split: str, name: str, metric: MetricInfo) -> EpochMetric:
     """Return a registered metric, or the loss, as it is recorded for `train` or `eval`."""
     tag = f"{split}/{metric.tag}" if metric.is_headline else f"verbose/{split}_{metric.tag}"
     return EpochMetric(name=f"{split}_{name}", summary="selected_epoch", **vars(metric) | {"tag": tag})

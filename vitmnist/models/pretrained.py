@@ -53,7 +53,7 @@ def build_torchvision(options: TorchvisionOptions, shape: tuple[int, int, int], 
     model = models.get_model(name, num_classes=num_classes, **sizes.get(name.partition("_")[0], {}))
     if shape[0] != 3:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-        stem.in_channels, stem.weight = shape[0], nn.Parameter(sum_channels(stem.weight.detach(), shape[0]))
+        stem.in_channels, stem.weight = shape[0], nn.Parameter(adapt_input_channels(stem.weight.detach(), shape[0]))
     expected = models.get_model_weights(name).DEFAULT.transforms()
     # As models of timm have it.
     model.pretrained_cfg = {"input_size": (3, *2 * expected.crop_size), "mean": expected.mean, "std": expected.std}
@@ -97,7 +97,7 @@ def build_timm(options: TimmOptions, shape: tuple[int, int, int], num_classes: i
                 raise
 
 
-def sum_channels(weight: Tensor, channels: int) -> Tensor:
+def adapt_input_channels(weight: Tensor, channels: int) -> Tensor:
     """Convert the weight of a convolution to other input channels; the output for grey images stays the same."""
     return weight.sum(dim=1, keepdim=True).repeat(1, channels, 1, 1) / channels
 
@@ -117,7 +117,7 @@ def fit_weights(weights: Weights, model: Any, num_classes: int) -> tuple[Weights
             weights.setdefault(name, value)  # Files from before torch 0.4.1 lack it; torch does the same.
         shape = weights[name].shape if name in weights else value.shape
         if name == stem and shape[1] != value.shape[1]:
-            weights[name] = sum_channels(weights[name], value.shape[1])
+            weights[name] = adapt_input_channels(weights[name], value.shape[1])
         elif shape[1:] == value.shape[1:] and shape[:1] != value.shape[:1] == (num_classes,):
             head.append(name)
     return weights, head

@@ -6,7 +6,7 @@ A sentence spells out the overrides of at most one configuration; the table has 
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, stdev
 
-from vitmnist.metrics import Metric
+from vitmnist.metrics import MetricInfo
 from vitmnist.report.comparison import Comparison, ReportRow, round_floats
 from vitmnist.report.statistics import MIN_ROUNDS, format_range
 from vitmnist.timing.table import Bottleneck, Spread, format_seconds, round_seconds
@@ -44,7 +44,7 @@ def summarize_quality(comparison: Comparison) -> str:
     return f"{extreme} {'mean ' if over_seeds else ''}{title}: {label}, {best}{over_seeds}."
 
 
-def format_mean(metric: Metric, values: Collection[float]) -> str:
+def format_mean(metric: MetricInfo, values: Collection[float]) -> str:
     """Format a value, or the mean and the standard deviation of several, such as `97.31% ± 0.42`."""
     mean = metric.format(fmean(values))
     return f"{mean} ± {metric.format(stdev(values)).rstrip('%')}" if len(values) > 1 else mean

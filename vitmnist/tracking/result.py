@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import vitmnist
-from vitmnist.metrics import METRICS, Metric
+from vitmnist.metrics import METRICS, MetricInfo
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import LOSS, EpochMetric, build_epoch_table
 from vitmnist.runtime.files import (
@@ -123,7 +123,7 @@ def list_epoch_columns() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunMetric(Metric):
+class RunMetric(MetricInfo):
     """A value of a run that is recorded once, not in each epoch."""
 
     name: str  # The column in `report.csv`
@@ -138,7 +138,7 @@ def list_run_metrics() -> list[RunMetric]:
     return [*(_test_metric(f"test_{name}", metric) for name, metric in registered.items()), setup]
 
 
-def _test_metric(name: str, metric: Metric) -> RunMetric:
+def _test_metric(name: str, metric: MetricInfo) -> RunMetric:
     """Return a registered metric, or the loss, as it is recorded for the test split at the end of a run."""
     shown = {"tag": f"train_result/test_{metric.tag}", "column": metric.column and f"test {metric.column}"}
     return RunMetric(

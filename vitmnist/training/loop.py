@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import BatchMetric, ProbabilityMetric, compute_evaluation_metrics, get_metrics
+from vitmnist.metrics import BatchMetricInfo, ProbabilityMetricInfo, compute_evaluation_metrics, get_metrics
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -79,7 +79,7 @@ def evaluate(
     sampler, device = loader.sampler, preprocess.mean.device
     accumulator = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions, keeps_probabilities = get_metrics(BatchMetric), bool(get_metrics(ProbabilityMetric))
+    functions, keeps_probabilities = get_metrics(BatchMetricInfo), bool(get_metrics(ProbabilityMetricInfo))
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), set_float32_precision():

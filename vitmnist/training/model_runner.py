@@ -18,7 +18,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.errors import first_line
 from vitmnist.losses import Loss
-from vitmnist.metrics import BatchMetric, get_metrics
+from vitmnist.metrics import BatchMetricInfo, get_metrics
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -43,7 +43,7 @@ class ForwardPass(nn.Module):
         super().__init__()
         self.model = model
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
-        self._metrics = get_metrics(BatchMetric)  # Compiled code cannot access the registry.
+        self._metrics = get_metrics(BatchMetricInfo)  # Compiled code cannot access the registry.
         self._device_type = preprocess.mean.device.type
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
-from vitmnist.metrics import METRICS, BatchMetric, epoch_table, get_metrics
+from vitmnist.metrics import METRICS, BatchMetricInfo, epoch_table, get_metrics
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.model_runner import MetricSums
@@ -136,7 +136,7 @@ class MetricAccumulator:
         # float64 represents counts and float32 losses exactly.
         self._sums = {
             name: torch.zeros(len(sampler), dtype=torch.float64, device=device)
-            for name in ("loss", *get_metrics(BatchMetric))
+            for name in ("loss", *get_metrics(BatchMetricInfo))
         }
 
     def update(self, sums: MetricSums) -> None:
@@ -158,7 +158,7 @@ class MetricAccumulator:
         """Return the mean of each metric over the images so far, in its unit; None if its first batches are missing."""
         num_images = sum(self.batch_sizes)
         means: dict[str, float | None] = {"loss": math.fsum(self._gather("loss")) / num_images}
-        for name in get_metrics(BatchMetric):
+        for name in get_metrics(BatchMetricInfo):
             scale = METRICS.members()[name].declaration.scale
             means[name] = scale * math.fsum(self._gather(name)) / num_images if name in self._sums else None
         return means
