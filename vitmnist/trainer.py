@@ -53,8 +53,8 @@ log = logging.getLogger(__name__)
 class Trainer:
     """Trains and evaluates as configured, or resumes the run in `folder`.
 
-    `fit` calls the other public methods in the order of their definition. Every rank calls `fit`; rank 0 writes the
-    records.
+    `fit`, and `begin` for it, call the other public methods in the order of their definition. Every rank calls `fit`;
+    rank 0 writes the records.
 
     Args:
         config: the configuration. With `resume`, the run continues from the newest checkpoint in `folder`, if any.
@@ -100,18 +100,8 @@ class Trainer:
             dataset, sampler = self.build_data()
             step = self.build_step(dataset.train, sampler, weights)
             with self.build_loaders(dataset, sampler, step) as (train_loader, eval_loader, loader_config):
-                # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
-                step.compile_or_capture(train_loader)
-                self.distribute(step)
-                # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
-                seed_rank(config.seed, world.rank)
-                recorder.record_setup(dataset, step, train_loader)
-                checkpoints = CheckpointManager(config, dataset, step, recorder.result, stop, world)
-                progress = self._create_progress(sampler)
-                if checkpoint:
-                    checkpoints.restore(checkpoint, progress)
+                checkpoints, progress = self.begin(dataset, step, train_loader, checkpoint)
                 del checkpoint, weights  # Free their memory.
-                recorder.begin()
 
                 # From here on, a signal stops the run after the current step, so that progress can be saved.
                 stop.listen(deadline)
@@ -241,6 +231,23 @@ class Trainer:
         log.info("timing %s for a few batches each", ", ".join(options.candidates or ()) or "all loaders")
         with step.preserved_state():
             return select_loader(options, train, sampler, step.device, make_candidate)
+
+    def begin(
+        self, dataset: Dataset, step: TrainStep, train_loader: Loader, checkpoint: storage.Checkpoint | None
+    ) -> tuple[CheckpointManager, EpochProgress]:
+        """Compile, connect the ranks, and restore the checkpoint, if any; return the progress of the next epoch."""
+        # Capture before NCCL and the loaders start threads: an allocation by another thread breaks the capture.
+        step.compile_or_capture(train_loader)
+        self.distribute(step)
+        # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
+        seed_rank(self.config.seed, self.world.rank)
+        self.recorder.record_setup(dataset, step, train_loader)
+        checkpoints = CheckpointManager(self.config, dataset, step, self.recorder.result, self.stop, self.world)
+        progress = self._create_progress(train_loader.sampler)
+        if checkpoint:
+            checkpoints.restore(checkpoint, progress)
+        self.recorder.begin()
+        return checkpoints, progress
 
     def distribute(self, step: TrainStep) -> None:
         """Connect the ranks for training."""

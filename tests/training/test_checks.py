@@ -52,7 +52,6 @@ def per_image(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def guarded_mean(logits: Tensor, targets: Tensor) -> Tensor:
-    """Padding does not change this mean."""
     return masked_brier(logits, targets) / (targets >= 0).sum().clamp(min=1)
 
 
@@ -65,6 +64,7 @@ def guarded_mean(logits: Tensor, targets: Tensor) -> Tensor:
         (per_image, False, "must be a sum over the images"),
         (guarded_mean, True, "must be a sum over the images"),
         (masked_brier, True, None),
+        (lambda logits, targets: 0 * masked_brier(logits, targets), True, None),
         (Stateful(), True, None),
         (nn.PReLU(), False, "loss=custom: has parameters, and the optimizer trains only those of the model"),
     ],

@@ -20,7 +20,7 @@ from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError
 from vitmnist.loaders.base import LOADERS
 from vitmnist.optim.optimizers import OPTIMIZERS
-from vitmnist.training.batch import IGNORED, Batch
+from vitmnist.training.batch import PADDING_LABEL, Batch
 from vitmnist.training.checks import check_weight_average
 from vitmnist.training.loop import evaluate, train_epoch
 from vitmnist.training.model_runner import ModelRunner
@@ -81,7 +81,7 @@ def test_microbatches_give_the_same_gradient(
 def test_a_rank_without_a_valid_image_adds_nothing(tiny: Dataset, augment: Compose) -> None:
     step = make_step(tiny, augment=augment, smoothing=0.1)
     batch = batch_of(tiny, step, 1)
-    sums = step.forward_backward(replace(batch, labels=torch.full_like(batch.labels, IGNORED)))
+    sums = step.forward_backward(replace(batch, labels=torch.full_like(batch.labels, PADDING_LABEL)))
     assert not any(value.any() for value in sums.values())
     assert all(not parameter.grad.any() for parameter in step.model.parameters())
 

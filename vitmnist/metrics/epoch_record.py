@@ -25,7 +25,7 @@ def drop_non_finite(metrics: Mapping[str, float | None], monitored: str, where: 
     """
     for name, value in metrics.items():
         if value is not None and not math.isfinite(value):
-            if name.endswith("_loss") or name.partition("_")[2] == monitored.partition("_")[2]:
+            if name.endswith("_loss") or name in (monitored, monitored.replace("eval_", "test_", 1)):
                 advice = "; try a smaller optimizer.lr" if name.endswith("_loss") else ""
                 raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
             log.warning("%s: %s is %s, and is left out", where, name, value)

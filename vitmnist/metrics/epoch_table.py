@@ -1,7 +1,7 @@
 """The table of the metrics of an epoch.
 
 A metric of logits and labels, or of the confusion matrix, has its own module in this folder. A time, the
-throughput or memory is listed in `TIMES` or `MACHINE_METRICS`; its value is in the dict that `EpochProgress.compute`
+throughput or memory is listed in `TIMES` or `RESOURCE_METRICS`; its value is in the dict that `EpochProgress.compute`
 (training/progress.py), `evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """
 
@@ -51,7 +51,7 @@ TIMES = (
 """Where the time of an epoch goes."""
 LOSS = MetricInfo(unit="", tag="loss", direction="min", is_headline=True)
 """The description of the loss: `config.loss` in training, the cross-entropy in evaluation."""
-MACHINE_METRICS = (
+RESOURCE_METRICS = (
     IMAGES_PER_S := EpochMetric(
         name="images_per_s", unit="images/s", tag="usage/images_per_s", column="images/s", digits=0, direction="max"
     ),
@@ -81,7 +81,7 @@ def build_epoch_table() -> dict[str, EpochMetric]:
         *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in trained),
         _epoch_metric("eval", "loss", LOSS),
         *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
-        *MACHINE_METRICS,
+        *RESOURCE_METRICS,
     ]
     for attribute in ("name", "tag", "column"):
         counts = Counter(getattr(metric, attribute) for metric in table)

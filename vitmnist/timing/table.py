@@ -46,21 +46,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class TimedWindow:
-    """The times of the first batches of an epoch, in seconds.
+    """The times of the first batches of an epoch, in seconds."""
 
-    Args:
-        batches: number of batches, including those that are neither the first nor timed.
-        first_s: time until the end of the first step, with `first_waiting_s` of waiting.
-        later_batch_s: mean time of each later batch with its step, with `later_waiting_s` of waiting.
-        host_lead: number of steps that were queued on a GPU at the end; None on the CPU.
-    """
-
-    batches: int
-    first_s: float
+    batches: int  # Including those that are neither the first nor timed
+    first_s: float  # Until the end of the first step
     first_waiting_s: float
-    later_batch_s: float
+    later_batch_s: float  # The mean of the later batches, each with its step
     later_waiting_s: float
-    host_lead: float | None = None
+    host_lead: float | None = None  # The number of steps that were queued on a GPU at the end; None on the CPU
 
 
 @dataclass(frozen=True)

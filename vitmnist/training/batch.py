@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitmnist.loaders.base import Loader
 
-IGNORED = -100
+PADDING_LABEL = -100
 """The label of padding: the default `ignore_index` of `cross_entropy`. Padding adds to no loss, gradient or metric."""
 
 
@@ -25,7 +25,7 @@ class Batch:
 
     Args:
         images: uint8 or normalised float32 `[B, C, H, W]`.
-        labels: int64 `[B]`; padding has the label `IGNORED`.
+        labels: int64 `[B]`; padding has the label `PADDING_LABEL`.
         global_size: images in the global batch.
         random_keys: int64 `[B]`, the keys of the augmentation; None without augmentation and after mixing.
         targets: class probabilities of mixed images, float32 `[B, classes]`; None for images that are not mixed.
@@ -46,12 +46,12 @@ class Batch:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def padded(self, length: int) -> Batch:
-        """Return the batch, padded to `length` images with images labelled `IGNORED`."""
+        """Return the batch, padded to `length` images with images labelled `PADDING_LABEL`."""
         missing = length - len(self)
         if not missing:
             return self
         images = F.pad(self.images, [0, 0, 0, 0, 0, 0, 0, missing])
-        labels = F.pad(self.labels, [0, missing], value=IGNORED)
+        labels = F.pad(self.labels, [0, missing], value=PADDING_LABEL)
         random_keys = None if self.random_keys is None else F.pad(self.random_keys, [0, missing])
         return Batch(images, labels, self.global_size, random_keys)
 
@@ -73,5 +73,5 @@ def load_batches(
     sampler = loader.sampler
     loaded_batches = zip(range(start, len(loader)), loader.epoch(epoch, start), strict=True)
     for (index, (images, loaded_labels)), keys in zip(loaded_batches, random_keys, strict=False):
-        labels = loaded_labels if sampler.num_rank_images(index) else torch.full_like(loaded_labels, IGNORED)
+        labels = loaded_labels if sampler.num_rank_images(index) else torch.full_like(loaded_labels, PADDING_LABEL)
         yield Batch(images, labels, sampler.num_images(index), keys)

@@ -104,7 +104,7 @@ def _signature(inputs: dict[str, Tensor]) -> object:
 class ModelRunner:
     """Divides the batches of a step into microbatches, and computes the loss of each.
 
-    Compiled code sees a single shape: a short microbatch is padded with images labelled `IGNORED`. With batch
+    Compiled code sees a single shape: a short microbatch is padded with images labelled `PADDING_LABEL`. With batch
     normalisation, padding would change the statistics of the batch, so a short microbatch then runs eagerly.
 
     Args:

@@ -22,7 +22,7 @@ from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch, load_batches
 from vitmnist.training.model_runner import MetricSums, ModelRunner
 
-MACHINE_OPTIONS = {"fused", "foreach", "capturable", "differentiable"}
+KERNEL_OPTIONS = {"fused", "foreach", "capturable", "differentiable"}
 """The options of torch's optimizers that choose how an update is computed."""
 
 
@@ -189,7 +189,7 @@ class TrainStep:
         # An optimizer can keep a part of its state, such as a count of steps, next to the options of a group.
         saved, current = state["optimizer"], self.optimizer.state_dict()["param_groups"]
         groups = [
-            old | {name: new[name] for name in MACHINE_OPTIONS & new.keys()}
+            old | {name: new[name] for name in KERNEL_OPTIONS & new.keys()}
             for old, new in zip(saved["param_groups"], current, strict=True)
         ]
         self.optimizer.load_state_dict({**saved, "param_groups": groups})
