@@ -39,8 +39,8 @@ def test_the_newest_checkpoint_is_loaded_and_the_previous_stays(tmp_path: Path) 
 
 def test_weights_that_an_optimizer_only_trains_are_not_read_as_a_model(tmp_path: Path) -> None:
     for progress in (None, {"lrs": []}):
-        step = {"model": {}, "ema": None, "has_modes": True}
-        storage.write_checkpoint(tmp_path, make_state(0) | {"step": step, "progress": progress, "model_info": {}})
+        state = {"step": {"model": {}, "ema": None, "averages_weights": True}, "progress": progress, "model_info": {}}
+        storage.write_checkpoint(tmp_path, make_state(0) | state)
         with pytest.raises(DataError, match="has no averaged weights within an epoch") if progress else nullcontext():
             storage.read_weights_file(tmp_path / "checkpoints" / "last.pt")
 

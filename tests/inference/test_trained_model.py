@@ -229,8 +229,7 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
 
 def test_predictions_are_computed_in_float32_as_an_evaluation(digits: TrainedModel, tiny: Dataset) -> None:
     modes: list[bool] = []
-    hook = digits.module.register_forward_hook(lambda *_: modes.append(torch.backends.cudnn.allow_tf32))
-    with hook:
+    with digits.module.register_forward_hook(lambda *_: modes.append(torch.backends.cudnn.allow_tf32)):
         digits.classify(tiny.test.images)
     assert (modes, torch.backends.cudnn.allow_tf32) == ([False], True)
 

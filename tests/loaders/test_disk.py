@@ -129,17 +129,18 @@ def test_an_unreadable_image_is_an_error_in_its_batch(split: Split) -> None:
     assert not find_leftovers(before)
 
 
-@pytest.mark.parametrize(
-    ("change", "shape"),
-    [(lambda pixels: pixels.transpose(2, 0, 1), r"\(3, 16, 16\)"), (lambda pixels: pixels[:, :, 0], r"\(16, 16, 1\)")],
-    ids=["channels first", "without channels"],
-)
-def test_pixels_of_another_shape_are_an_error_that_names_the_file(
-    split: Split, change: Callable[[Pixels], Pixels], shape: str
-) -> None:
-    files = replace(split.files, read=lambda path: change(split.files.read(path)))
+PIXELS = {
+    r"uint8 \(3, 16, 16\)": lambda pixels: pixels.transpose(2, 0, 1),
+    r"uint8 \(16, 16, 1\)": lambda pixels: pixels[:, :, 0],
+    r"float64 \(16, 16, 3\)": lambda pixels: pixels / 255,
+}
+
+
+@pytest.mark.parametrize("wrong", PIXELS)
+def test_pixels_of_another_shape_or_dtype_are_an_error_that_names_the_file(split: Split, wrong: str) -> None:
+    files = replace(split.files, read=lambda path: PIXELS[wrong](split.files.read(path)))
     with disk(replace(split, files=files), shuffle="none") as loader:
-        message = rf"{split.files.names[0]}: is read as {shape}, and must be \[H, W, C\] = \(16, 16, 3\)"
+        message = rf"{split.files.names[0]}: is read as {wrong}, and must be uint8 \(16, 16, 3\)"
         with pytest.raises(DataError, match=message):
             next(loader.epoch(0))
 

@@ -127,18 +127,17 @@ def test_a_signal_stops_the_pass_over_the_test_split(
 def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice: str) -> None:
     """Otherwise the run could be neither resumed nor reported. A negative value is allowed."""
     metrics = {"eval_mcc": -0.03, "gpu_peak_mib": None}
-    with_nan = {**metrics, "eval_auroc": math.nan}
-    assert drop_non_finite(with_nan, "eval_acc", "epoch 1") == {**metrics, "eval_auroc": None}
+    assert drop_non_finite({**metrics, "eval_x": math.nan}, "eval_acc", "epoch 1") == {**metrics, "eval_x": None}
     with pytest.raises(TrainingError, match=f"^epoch 1: {name} is {value}; it must be finite{advice}$"):
         drop_non_finite({**metrics, name: value}, "eval_acc", "epoch 1")
 
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    add_members(METRICS, late=Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max))
+    late = Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max)
+    add_members(METRICS, late=late)
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
-    same_tag = Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max)
-    with pytest.raises(ValueError, match="the tag verbose/eval_late, verbose/t"), METRICS.temporarily(other=same_tag):
+    with pytest.raises(ValueError, match="the tag verbose/eval_late, verbose/t"), METRICS.temporarily(other=late):
         build_epoch_table()
     add_members(METRICS, loss=Member(BatchMetricInfo(unit="%", tag="other", direction="max"), max))
     with pytest.raises(ValueError, match="two metrics have the name eval_loss, train_loss; choose another one"):

@@ -1,4 +1,4 @@
-"""AdamW decays only the weights of linear layers, and so does SGD without `decay_norms`."""
+"""Options reach torch; AdamW, and SGD without `decay_norms`, decay only the weights of linear layers."""
 
 import pytest
 import torch
@@ -27,3 +27,10 @@ def test_only_the_weights_of_linear_layers_decay(name: str, options: dict, fused
     kept = 1 - options["lr"] * options["weight_decay"]
     for weight in decayed:
         torch.testing.assert_close(model.state_dict()[weight], kept * before[weight])
+
+
+def test_every_option_of_adam_reaches_torch() -> None:
+    options = {"lr": 0.1, "beta1": 0.8, "beta2": 0.7, "eps": 1e-3, "weight_decay": 0.2}
+    for name in ("adam", "adamw"):
+        group = OPTIMIZERS.build({"name": name, **options}, make_vit(), False).param_groups[0]
+        assert (group["lr"], *group["betas"], group["eps"], group["weight_decay"]) == tuple(options.values())

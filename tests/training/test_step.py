@@ -289,8 +289,6 @@ class CountingLoss(nn.Module):
 
 @pytest.mark.parametrize("stop", ["in training", "in evaluation", "after an epoch"])
 def test_the_states_of_a_loss_and_of_a_parameter_group_are_restored(tiny: Dataset, stop: str) -> None:
-    """Timing loaders and resuming restore them."""
-
     def make() -> TrainStep:
         model = make_mlp()
         runner = ModelRunner(model, Preprocess(tiny.train), CountingLoss(), BATCH)

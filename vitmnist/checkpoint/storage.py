@@ -151,7 +151,7 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
     """Read `model_info` and the weights from a file of this project; averaged weights take precedence."""
     if path.suffix == ".pt":
         checkpoint = read_checkpoint_file(path)
-        if checkpoint["progress"] and checkpoint["step"].get("has_modes"):
+        if checkpoint["progress"] and checkpoint["step"].get("averages_weights"):
             raise DataError(f"{path}: has no averaged weights within an epoch; resume the run until the epoch ends")
         return checkpoint["model_info"], (checkpoint["step"]["ema"] or checkpoint["step"])["model"]
     with safe_open(path, framework="pt") as file:

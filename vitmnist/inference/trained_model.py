@@ -122,9 +122,9 @@ class TrainedModel:
             advice = f"pass paths, or uint8 arrays {list(self.image_shape)}"
             raise DataError(f"the dataset {self.dataset['name']} has its own reader of files; {advice}")
         tensor = to_tensor(pixels)
-        # The reader of a custom dataset can return other shapes.
-        if (shape := tuple(tensor.shape)) != self.image_shape:
-            raise DataError(f"{image}: is read as {shape}, and the model takes {self.image_shape}")
+        # The reader of a custom dataset can return other shapes and dtypes.
+        if (shape := tuple(tensor.shape)) != self.image_shape or tensor.dtype != torch.uint8:
+            raise DataError(f"{image}: is read as {tensor.dtype} {shape}, and the model takes uint8 {self.image_shape}")
         return tensor
 
     def classify(self, images: Tensor) -> list[Prediction]:

@@ -90,8 +90,8 @@ class FileLoader(Loader):
         values = values[:, :, None] if values.ndim == 2 else values
         # Write with NumPy: if the consumer is in inference mode, torch cannot write to its tensor in this thread.
         pixels = images.permute(0, 2, 3, 1).numpy()[row]
-        if values.shape != pixels.shape:  # A custom reader can return other shapes.
+        if (values.shape, values.dtype) != (pixels.shape, pixels.dtype):  # A custom reader can return others.
             path = self.files.folder / self.files.names[index]
-            raise DataError(f"{path}: is read as {values.shape}, and must be [H, W, C] = {pixels.shape}")
+            raise DataError(f"{path}: is read as {values.dtype} {values.shape}, and must be uint8 {pixels.shape}")
         pixels[:] = values
         return job

@@ -25,8 +25,9 @@ def drop_non_finite(metrics: Mapping[str, float | None], monitored: str, where: 
     """
     for name, value in metrics.items():
         if value is not None and not math.isfinite(value):
-            if name.endswith("_loss") or name in (monitored, monitored.replace("eval_", "test_", 1)):
-                advice = "; try a smaller optimizer.lr" if name.endswith("_loss") else ""
+            is_loss = name in ("train_loss", "eval_loss", "test_loss")
+            if is_loss or name in (monitored, monitored.replace("eval_", "test_", 1)):
+                advice = "; try a smaller optimizer.lr" if is_loss else ""
                 raise TrainingError(f"{where}: {name} is {value}; it must be finite{advice}")
             log.warning("%s: %s is %s, and is left out", where, name, value)
     return {name: value if value is None or math.isfinite(value) else None for name, value in metrics.items()}

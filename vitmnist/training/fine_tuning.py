@@ -161,8 +161,9 @@ def scale_learning_rates(
                 groups.setdefault((index, factor), scaled)["params"].append(parameter)
             else:
                 parameter.requires_grad_(False)
+                optimizer.state.pop(parameter, None)  # Some optimizers, such as Adagrad, fill their state at once.
     if not groups:
         raise ConfigError(f"lr_scale={dict(factors)}: freezes all parameters; leave some of them to train")
     optimizer.param_groups[:] = groups.values()
-    batch_norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
-    return [norm for name, norm in batch_norms.items() if not find_factor(f"{name}.weight")]
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, BATCH_NORMS)}
+    return [norm for name, norm in norms.items() if not (find_factor(f"{name}.weight") or find_factor(f"{name}.bias"))]

@@ -174,7 +174,7 @@ class TrainStep:
             "model": self.model.state_dict(),
             "loss": loss.state_dict() if isinstance(loss, nn.Module) else None,
             "optimizer": self.optimizer.state_dict(),
-            "has_modes": hasattr(self.optimizer, "eval"),  # Within an epoch, the weights are those of training.
+            "averages_weights": hasattr(self.optimizer, "eval"),  # Within an epoch, the weights are those of training.
             "completed_steps": self.completed_steps,
             "scaler": self._scaler.state_dict(),
             "ema": self.ema.state_dict() if self.ema else None,

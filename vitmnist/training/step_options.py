@@ -30,9 +30,6 @@ class StepOptions:
 
     The options change the result only by rounding, except with batch normalisation: its statistics depend on the size
     of a microbatch.
-
-    Args:
-        reasons: the reason for each value that replaced `auto`, by key.
     """
 
     micro_batch: int | None = None
@@ -40,7 +37,7 @@ class StepOptions:
     precision: str = Precision.fp32.value
     fused: bool = False
     graph: bool = False
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # The reason for each value that replaced `auto`, by key
 
     def fall_back(self, reason: str) -> "StepOptions":
         """Return the options of an eager step; `reason` is the error of compiling or of capturing a graph.

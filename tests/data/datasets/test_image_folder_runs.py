@@ -212,7 +212,7 @@ def test_predict_and_the_card_read_files_as_the_dataset_does(
         with monkeypatch.context() as patch:
             patch.setattr(ScansOptions, "reader", property(lambda options: lambda path: Image.new("L", (9, 9))))
             refused = call_here("predict", "run", "large.npy")
-        assert "large.npy: is read as (1, 9, 9), and the model takes (1, 14, 14)" in refused.stderr
+        assert "large.npy: is read as torch.uint8 (1, 9, 9), and the model takes uint8 (1, 14, 14)" in refused.stderr
         output_of("export", "run", "--format=torch", "--output=model.pt2")
         assert json.loads((tmp_path / "model.pt2.json").read_text())["read_by"] == "the dataset scans"
         succeed("resume=run", "epochs=2")
