@@ -94,7 +94,7 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
     assert (result["eval_split"], result["test"]["weights"]) == ("validation", "best")
     evaluated = load_model(run, weights="best").evaluate("test").metrics
     assert {name: result["test"][f"test_{name}"] for name in evaluated} == pytest.approx(evaluated)
-    with pytest.raises(DataError, match=r"best\.pt: has the weights of epoch \d, not of epoch 7"):
+    with pytest.raises(DataError, match=r"best\.pt: has the weights of epoch \d, which is not"):
         storage.read_best_weights(run, 7)
     assert re.search(r"test split  loss .* \(best weights, of epoch \d\)", output)
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}

@@ -160,15 +160,16 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
 
 
 def read_best_weights(run: Path, epoch: int | None) -> dict[str, torch.Tensor]:
-    """Read the weights in `best.pt` of a run; raises `DataError` unless they are of `epoch`, counted from 0.
+    """Read the weights in `best.pt` of a run; raises `DataError` unless they are of the best epoch, counted from 0.
 
     A run that was killed after it had written `best.pt` repeats the epoch, which another machine may find worse.
     """
     path = run / FOLDER / WEIGHT_FILES["best"]
-    saved = len(read_checkpoint_file(path)["epochs"]) - 1
-    if saved != epoch:
-        raise DataError(f"{path}: has the weights of epoch {saved}, not of epoch {epoch}, which is the best one")
-    return read_weights_file(path)[1]
+    checkpoint = read_checkpoint_file(path)
+    if len(checkpoint["epochs"]) - 1 != epoch:
+        raise DataError(f"{path}: has the weights of epoch {len(checkpoint['epochs'])}, which is not the best one")
+    weights: dict[str, torch.Tensor] = (checkpoint["step"]["ema"] or checkpoint["step"])["model"]
+    return weights
 
 
 def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor]:

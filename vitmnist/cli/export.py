@@ -37,7 +37,7 @@ class Format:
     suffix: str
     packages: tuple[str, ...]  # Required packages of the extra `export`
     serialize: Callable[[ExportedProgram], bytes]
-    load: Callable[[bytes], Callable[[Tensor], Tensor]]  # A function from uint8 `[B, C, H, W]` to logits
+    load: Callable[[bytes], Callable[[Tensor], Tensor]]  # Returns a function from uint8 images to logits.
 
 
 def _to_onnx(program: ExportedProgram) -> bytes:

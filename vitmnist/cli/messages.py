@@ -20,7 +20,7 @@ from vitmnist.errors import Failure, MissingExtraError, UnknownKeyError, classif
 EQUIVALENT_KEYS = {
     **dict.fromkeys(("fast_dev_run", "debug"), "limit_batches=10"),
     **dict.fromkeys(("limit_train_batches", "limit_val_batches", "limit_test_batches"), "limit_batches"),
-    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), "trainer.micro_batch=N images"),
+    **dict.fromkeys(("accumulate_grad_batches", "gradient_accumulation_steps"), "trainer.micro_batch"),
     **dict.fromkeys(("run_name", "task_name", "experiment_name"), "name"),
 }
 

@@ -129,7 +129,7 @@ def _iterate_data_metadata(data: DataConfig) -> Iterator[tuple[str, KeyMetadata]
 def _separate_location(data: DataConfig) -> tuple[dict[str, Path], dict[str, Any]]:
     """Return the name and the location of the images, as paths, and the other values but the root, by key."""
     values = flatten_keys({"data": vars(data)})
-    locating = [key for key, metadata in _iterate_data_metadata(data) if metadata.may_change_on_resume]  # on resuming
+    locating = [key for key, metadata in _iterate_data_metadata(data) if metadata.may_change_on_resume]
     location = {key: value for key, value in values.items() if is_under(key, ["data.dataset.name", *locating])}
     others = {key: value for key, value in values.items() if not is_under(key, ["data.root", *locating])}
     return {key: Path(str(value)).expanduser().resolve() for key, value in location.items()}, others

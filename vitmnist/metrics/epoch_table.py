@@ -1,6 +1,6 @@
 """The table of the metrics of an epoch.
 
-A metric of logits and labels, or of the confusion matrix, has its own module in this folder. A time, the
+A metric of logits and labels, of the confusion matrix or of probabilities has its own module in this folder. A time,
 throughput or memory is listed in `TIMES` or `RESOURCE_METRICS`; its value is in the dict that `EpochProgress.compute`
 (training/progress.py), `evaluate` (training/loop.py) or `measure_peak_memory` (tracking/environment.py) returns.
 """

@@ -253,11 +253,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """Group runs by machine and dataset."""
     # A run without a recorded environment was on the same machine as the other runs of its sweep.
     sweep_facts = {run.folder.parent: facts for run in reversed(runs) if (facts := _facts(run))}
-    known = [(run, _facts(run) or sweep_facts.get(run.folder.parent, {})) for run in runs]
+    run_facts = [(run, _facts(run) or sweep_facts.get(run.folder.parent, {})) for run in runs]
     groups: dict[tuple[str | None, ...], list[Run]] = defaultdict(list)
-    for run, facts in known:
+    for run, facts in run_facts:
         host = facts.get("host")
-        overlapping = any(host and host == theirs.get("host") and run.overlaps(other) for other, theirs in known)
+        overlapping = any(host and host == theirs.get("host") and run.overlaps(other) for other, theirs in run_facts)
         groups[tuple(facts.get(title) for title in COMPARABILITY_FACTS)].append(replace(run, overlapping=overlapping))
     return [_build_comparison(group) for group in groups.values()]
 
