@@ -32,12 +32,12 @@ from vitmnist.tracking.loggers import LOGGERS, Logger
 print("extra is imported", file=sys.stderr)
 
 
-@METRICS.register("top2", BatchMetricInfo(unit="%", tag="top2", direction="max", column="top-2 accuracy, %"))
+@METRICS.register("top2", info=BatchMetricInfo(unit="%", tag="top2", direction="max", column="top-2 accuracy, %"))
 def top2(logits, labels):
     return (logits.topk(2, dim=1).indices == labels[:, None]).sum()
 
 
-@METRICS.register("images", ConfusionMetricInfo(unit="", tag="images", direction="max"))
+@METRICS.register("images", info=ConfusionMetricInfo(unit="", tag="images", direction="max"))
 def images(matrix):
     return matrix.sum()
 

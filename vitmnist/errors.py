@@ -168,9 +168,6 @@ FAILURES = {
     ".*(out of memory|CUBLAS_STATUS_ALLOC_FAILED).*": Failure(
         f"out of GPU memory: {{text}}; {LESS_GPU_MEMORY}", cause="memory"
     ),
-    "^Could not determine home directory": Failure(
-        "a path begins with ~ or ~USER, but that user has no home folder here; write the path in full"
-    ),
     # After a CUDA error, the process can no longer use the GPU.
     "^CUDA error.*": Failure(
         "the GPU failed: {text}; start again in a new process; if it fails again, CUDA_LAUNCH_BLOCKING=1 "

@@ -1,4 +1,4 @@
-"""Registries of classes and functions by name, such as the metrics or the members of a config group."""
+"""Config groups: registries of classes and functions by name."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from vitmnist.errors import ConfigError, format_error, suggest_names
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Declaration = TypeVar("Declaration")
-Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 P = ParamSpec("P")
 Built = TypeVar("Built")
@@ -28,88 +27,79 @@ Builder = Callable[Concatenate[Any, P], Built]
 """A class or function that builds a member from its options and further arguments."""
 
 
+@dataclass
+class NoOptions:
+    """The options of members without options."""
+
+
 @dataclass(frozen=True)
-class Member(Generic[Declaration, Function]):
-    """A registered class or function, and the declaration that describes it."""
+class Member(Generic[P, Built]):
+    """A registered class or function, the dataclass of its options, and its description if the group wants one."""
 
-    declaration: Declaration
-    function: Function
+    options_type: type[DataclassInstance]
+    function: Builder[P, Built]
+    info: Any = None
 
 
-class Registry(Generic[Declaration, Function]):
-    """Classes or functions by name, each with a declaration. Messages name the registry `group`.
+class ConfigGroup(Generic[Options, P, Built]):
+    """The members of a config group, such as `data/loader`, by name. Messages name the group `group`.
 
-    The modules of `package` register members. Modules of installed packages can register more. Declarations must be
-    instances of `kinds`.
+    The modules of `package` register members. Modules of installed packages can register more. A configuration selects
+    a member by `name`; no value of a configuration is ever imported. The other keys of the configuration, and of the
+    member's YAML file, are the fields of its options.
+    `ConfigGroup[Base, [A, B], C]` has members that build a C from (options, A, B). Their options derive from `Base`.
+    With `info_types`, each member has a description of one of these types.
     """
 
-    def __init__(self, group: str, package: str, kinds: tuple[type, ...] = (object,)) -> None:
-        self.group, self.package, self.kinds = group, package, kinds
-        self._members: dict[str, Member[Declaration, Function]] = {}
+    def __init__(self, group: str, package: str, info_types: tuple[type, ...] = ()) -> None:
+        self.group, self.package, self.info_types = group, package, info_types
+        self._members: dict[str, Member[P, Built]] = {}
 
-    def register(self, name: str, declaration: Declaration) -> Callable[[Function], Function]:
-        """Decorator that registers a class or function under `name`, with a declaration that describes it."""
-        if not isinstance(declaration, self.kinds):
-            kinds = " or a ".join(kind.__name__ for kind in self.kinds)
-            raise ValueError(f"{self.group}: {name!r} must be declared as a {kinds}")
+    def register(
+        self, name: str, options_type: type[DataclassInstance] = NoOptions, *, info: object = None
+    ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
+        """Decorator that registers a class or function of (options, *args) under `name`."""
+        if not isinstance(info, self.info_types or NoneType):
+            names = " or ".join(kind.__name__ for kind in self.info_types) or "None"
+            raise ValueError(f"{self.group}: the info of {name!r} must be {names}")
 
-        def decorate(function: Function) -> Function:
+        def decorate(function: Builder[P, Built]) -> Builder[P, Built]:
             member = self._members.get(name)
             # The same definition may register again: in a notebook, or in a module whose first import failed.
             if member and _definition(member.function) != _definition(function):
                 raise ValueError(f"{self.group}: {name!r} is registered already; choose another name")
-            self._members[name] = Member(declaration, function)
+            self._members[name] = Member(options_type, function, info)
             return function
 
         return decorate
 
-    def members(self) -> dict[str, Member[Declaration, Function]]:
+    def members(self) -> dict[str, Member[P, Built]]:
         """Return every member, by name, sorted."""
         import_members(self.package)
         import_installed()
         return dict(sorted(self._members.items()))
 
-    def find(self, name: object) -> Member[Declaration, Function] | None:
+    def find(self, name: object) -> Member[P, Built] | None:
         """Return a member, or None. Installed packages are imported only if the package has no such member."""
         import_members(self.package)
         return self._members.get(str(name)) or self.members().get(str(name))
 
     @contextmanager
-    def temporarily(self, **members: Member[Declaration, Function]) -> Iterator[None]:
+    def temporarily(self, **members: Member[P, Built]) -> Iterator[None]:
         """Add or replace members, such as in a test; on exit from the block, restore the members from before."""
         before = self.members()
         self._members = {name: member for name, member in before.items() if name not in members}
         try:
             for name, member in members.items():
-                self.register(name, member.declaration)(member.function)
+                self.register(name, member.options_type, info=member.info)(member.function)
             yield
         finally:
             self._members = before
 
-
-@dataclass
-class NoOptions:
-    """The options class of members without options."""
-
-
-class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generic[Options, P, Built]):
-    """The members of a config group, such as `data/loader`.
-
-    A configuration selects a member by `name`; no value of a configuration is ever imported. A member declares the
-    dataclass of its options, whose fields are the other keys of its YAML file.
-    `ConfigGroup[Base, [A, B], C]` has members that build a C from (options, A, B). Their options derive from `Base`.
-    """
-
-    def register(
-        self, name: str, options_type: type[DataclassInstance] = NoOptions
-    ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
-        """Decorator that registers a class or function of (options, *args) under `name`."""
-        return super().register(name, options_type)
-
     def with_defaults(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Add the defaults of missing options; a configuration with an unknown name is returned unchanged."""
         member = self.find(config.get("name"))
-        return {**asdict(member.declaration()), **config} if member else dict(config)
+        return {**asdict(member.options_type()), **config} if member else dict(config)
 
     def resolve(
         self, config: object, key: str | None = None, *, complete: bool = False
@@ -133,7 +123,7 @@ class ConfigGroup(Registry["type[DataclassInstance]", Builder[P, Built]], Generi
         if not (member := self.find(name)):
             reasons = [suggest_names(str(name), self.members()), *import_installed()]
             raise ConfigError(f"{join_key(key, 'name')}={name}: not known; {'; '.join(reasons)}")
-        options: Any = validate(member.declaration, values, key)
+        options: Any = validate(member.options_type, values, key)
         return member.function, options
 
     def build(self, config: object, *args: P.args, **kwargs: P.kwargs) -> Built:

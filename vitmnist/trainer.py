@@ -24,6 +24,7 @@ from vitmnist.errors import ConfigError, DataError, classify_error
 from vitmnist.loaders.auto import AutoOptions, LoaderSelection, select_loader
 from vitmnist.loaders.base import LOADERS, Loader
 from vitmnist.losses import LOSSES
+from vitmnist.metrics import MetricCollection
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
@@ -64,7 +65,7 @@ class Trainer:
         stop: requests an early stop; listens for signals once training begins.
 
     Raises:
-        ConfigError: the device, a logger or the monitored metric does not exist.
+        ConfigError: the device, a logger, a metric or the monitored metric does not exist.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Trainer:
     ) -> None:
         self.config = config = build.resolve_dataset_options(config)
         self.folder, self.stop, self.world = folder, stop, world
-        self.monitor = Monitor(find_metric(config.monitor, "monitor"), config.patience)
+        self.metrics = MetricCollection(config.metrics)
+        self.monitor = Monitor(find_metric(config.monitor, "monitor", self.metrics.infos), config.patience)
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # Graphs are captured and memory is pinned on the current device.
@@ -110,7 +112,9 @@ class Trainer:
                     with self.progress_bar(progress, len(train_loader) + len(eval_loader)) as bar:
                         after_step = partial(finish_step, bar, checkpoints, progress)
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
-                        eval_pass = evaluate(step.eval_model, eval_loader, step.preprocess, after_step, world)
+                        eval_pass = evaluate(
+                            step.eval_model, eval_loader, step.preprocess, after_step, world, metrics=self.metrics
+                        )
                     recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
                     draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess, eval_pass.predictions)
                     self.finish_epoch(checkpoints, draw_images)
@@ -168,14 +172,14 @@ class Trainer:
         preprocess = Preprocess(train, build_augment(config.data)).to(device)
         checks.check_loss(config.loss, train, preprocess.has_mixing)
         loss = LOSSES.build(config.loss, train.labels, train.classes, device)
-        checks.check_metric_functions(len(train.classes))
+        checks.check_metric_functions(self.metrics, len(train.classes))
         optimizer = OPTIMIZERS.build(config.optimizer, model, options.fused)
         _, optimizer_options = OPTIMIZERS.resolve(config.optimizer)
         frozen = scale_learning_rates(optimizer, model, config.lr_scale, optimizer_options.layer_decay)
         get_history = partial(self.monitor.history, self.recorder.result.epochs)
         schedule = build_schedule(config.schedule, config.epochs, len(sampler), get_history)
         ema = EMA(model, config.ema_decay) if config.ema_decay else None
-        runner = ModelRunner(model, preprocess, loss, batch_size, options, frozen)
+        runner = ModelRunner(model, preprocess, loss, batch_size, options, frozen, self.metrics)
         step = TrainStep(runner, optimizer, schedule, config.trainer.clip_norm, ema)
         checks.check_weight_average(step)
         checks.check_batch_norm(step, train.images[:1].to(device), sampler)
@@ -301,7 +305,9 @@ class Trainer:
             return
         checkpoints.load_best_weights(self.monitor.best_epoch(self.recorder.result.epochs))
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
-            eval_pass = evaluate(step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test")
+            eval_pass = evaluate(
+                step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test", self.metrics
+            )
         self.recorder.record_test(eval_pass.metrics)
 
 

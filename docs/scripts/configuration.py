@@ -27,7 +27,7 @@ def configuration_page() -> str:
             parts += [f"### `{file.stem}` {{ #{_anchor(group, file.stem)} }}", _listing(file)]
     parts += ["## Operations { #operations }", "What `data.augment.operations` may name, with the default parameters."]
     for name, member in OPERATIONS.members().items():
-        parts.append(f"**{name}** — {member.declaration.__doc__}\n\n`{json.dumps(asdict(member.declaration()))}`")
+        parts.append(f"**{name}** — {member.options_type.__doc__}\n\n`{json.dumps(asdict(member.options_type()))}`")
     return "\n\n".join(parts) + "\n"
 
 

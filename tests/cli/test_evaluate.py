@@ -15,7 +15,7 @@ from vitmnist.config.schema import DataConfig
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.metrics import METRICS
 
-KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, data.folds, data.fold, batch_size"
+KEYS = "data.root, data.dataset, data.holdout, data.holdout_seed, data.folds, data.fold, batch_size, metrics"
 NO_EFFECT = f"has no effect on a trained model; only {KEYS} can be changed"
 
 

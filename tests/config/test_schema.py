@@ -60,7 +60,7 @@ def test_every_member_has_its_file_and_every_file_its_member(registry) -> None:
         assert values.pop("name") == file.stem
         subgroups = {key for default in values.pop("defaults", []) for key in default if default != "_self_"}
         keys = set(values) | {key.partition("@")[2].partition(".")[0] for key in subgroups if "@" in key}
-        options = registry.members()[file.stem].declaration
+        options = registry.members()[file.stem].options_type
         assert keys == {field.name for field in fields(options)}, file
         if registry in (DATASETS, LOADERS):
             defaults = asdict(options())  # what `make_loader` and `load_dataset` take where nothing is said

@@ -79,7 +79,7 @@ def test_an_epoch_waits_for_the_gpu_only_at_its_borders(
                     step, "batches", lambda *parts, **more: watched(batches(*parts, **more), len(loader))
                 )
             progress = EpochProgress(epoch, loader.sampler, cuda, log_every=1, world=world)
-            train_epoch(step, loader, progress, lambda timer: maxima.append(world.max_over_ranks_delayed([0])))
+            train_epoch(step, loader, progress, lambda timer: maxima.append(world.max_over_ranks([0])))
     assert len(maxima) == 2 * len(loader)
 
 

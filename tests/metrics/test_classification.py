@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vitmnist.metrics import ConfusionMetricInfo, get_metrics
+from vitmnist.metrics import ConfusionMetricInfo, MetricCollection
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from vitmnist.metrics import ConfusionMetricInfo, get_metrics
 )
 def test_all_classes_that_occur_have_the_same_weight(matrix: list, balanced_accuracy: float, macro_f1: float) -> None:
     expected = {"balanced_accuracy": balanced_accuracy, "macro_f1": macro_f1}
-    functions = get_metrics(ConfusionMetricInfo)
+    functions = MetricCollection().of_kind(ConfusionMetricInfo)
     assert {name: float(functions[name](torch.tensor(matrix).double())) for name in expected} == pytest.approx(expected)

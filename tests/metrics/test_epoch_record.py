@@ -17,7 +17,7 @@ from vitmnist.errors import DataError, ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetricInfo, MetricInfo
 from vitmnist.metrics.epoch_record import Monitor, drop_non_finite
 from vitmnist.metrics.epoch_table import build_epoch_table, find_metric
-from vitmnist.registry import Member
+from vitmnist.registry import Member, NoOptions
 from vitmnist.runtime.world import World
 from vitmnist.training import loop
 
@@ -104,10 +104,10 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
 def test_a_signal_stops_the_pass_over_the_test_split(
     quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*arguments: object) -> object:
-        if signature(loop.evaluate).bind(*arguments).arguments.get("split") == "test":
+    def interrupted(*arguments: object, **keywords: object) -> object:
+        if signature(loop.evaluate).bind(*arguments, **keywords).arguments.get("split") == "test":
             os.kill(os.getpid(), signal.SIGTERM)
-        return loop.evaluate(*arguments)
+        return loop.evaluate(*arguments, **keywords)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "evaluate", interrupted)
@@ -134,13 +134,13 @@ def test_a_value_that_is_not_finite_ends_the_run(name: str, value: float, advice
 
 def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_members: AddMembers) -> None:
     assert "eval_late" not in build_epoch_table()
-    late = Member(BatchMetricInfo(unit="%", tag="late", direction="max"), max)
+    late = Member(NoOptions, max, BatchMetricInfo(unit="%", tag="late", direction="max"))
     add_members(METRICS, late=late)
     assert {"train_late", "eval_late"} <= build_epoch_table().keys()
     with pytest.raises(ValueError, match="the tag verbose/eval_late, verbose/t"), METRICS.temporarily(other=late):
         build_epoch_table()
-    add_members(METRICS, loss=Member(BatchMetricInfo(unit="%", tag="other", direction="max"), max))
+    add_members(METRICS, loss=Member(NoOptions, max, BatchMetricInfo(unit="%", tag="other", direction="max")))
     with pytest.raises(ValueError, match="two metrics have the name eval_loss, train_loss; choose another one"):
         build_epoch_table()
-    with pytest.raises(ValueError, match="metrics: 'plain' must be declared as a BatchMetricInfo or a "):
-        METRICS.register("plain", MetricInfo(unit="%", tag="plain", direction="max"))
+    with pytest.raises(ValueError, match="metrics: the info of 'plain' must be BatchMetricInfo or "):
+        METRICS.register("plain", info=MetricInfo(unit="%", tag="plain", direction="max"))

@@ -107,8 +107,6 @@ MADE: dict[str, tuple[Callable[[int], Any], Callable[[list[Any]], Any]]] = {
     "sparse": (lambda index: torch.eye(2 + index % 3).to_sparse() * index, list),
     "graphs with a sparse adjacency": (lambda index: Encoding(adj_t=torch.eye(2 + index % 3).to_sparse_csr()), list),
     "stacked sparse": (lambda index: torch.eye(2).to_sparse() * index, torch.stack),
-    "nested": (lambda index: torch.nested.nested_tensor([torch.ones(2) * index, torch.ones(3)]), list),
-    "jagged": (lambda index: torch.nested.nested_tensor([torch.ones(2) * index], layout=torch.jagged), list),
     "requires_grad": (lambda index: torch.full((2,), float(index), requires_grad=True), list),
 }
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import AddMembers
 from vitmnist.metrics import METRICS, BatchMetricInfo
 from vitmnist.metrics.epoch_table import build_epoch_table
-from vitmnist.registry import Member
+from vitmnist.registry import Member, NoOptions
 from vitmnist.tracking.log import log_bottleneck, log_epoch
 from vitmnist.tracking.result import Result
 
@@ -18,7 +18,7 @@ def test_a_headline_is_in_the_first_groups_of_tensorboard_and_in_the_log_line(
     add_members: AddMembers, caplog: pytest.LogCaptureFixture
 ) -> None:
     info = BatchMetricInfo(unit="%", tag="late", direction="max", digits=1, is_headline=True)
-    add_members(METRICS, late=Member(info, max))
+    add_members(METRICS, late=Member(NoOptions, max, info))
     table = build_epoch_table()
     assert [table[name].tag for name in ("train_late", "eval_late")] == ["train/late", "eval/late"]
     caplog.set_level("INFO")

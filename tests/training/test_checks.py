@@ -88,5 +88,5 @@ def test_a_metric_that_is_no_sum_over_the_images_is_refused(
         right = logits.argmax(dim=1) == labels
         return {"mean": right.float().mean(), "padding": (~right).sum(), "each": right}[counts]
 
-    add_members(METRICS, wrong=Member(BatchMetricInfo(unit="%", tag="wrong", direction="max"), compute))
+    add_members(METRICS, wrong=Member(NoOptions, compute, BatchMetricInfo(unit="%", tag="wrong", direction="max")))
     assert "metrics: wrong must return the sum over the images of a batch" in refuse(*quick)

@@ -24,7 +24,7 @@ from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import LOADERS, Batches, Loader
 from vitmnist.metrics import METRICS, ProbabilityMetricInfo
-from vitmnist.registry import Member
+from vitmnist.registry import Member, NoOptions
 from vitmnist.runtime.signals import StopSignal
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS
@@ -132,7 +132,7 @@ def test_evaluation_counts_every_image_and_changes_nothing(tiny: Dataset, shuffl
 
 def test_a_metric_gets_the_probabilities_and_the_labels_of_all_images(tiny: Dataset, add_members: AddMembers) -> None:
     info = ProbabilityMetricInfo(unit="%", tag="nll", direction="min")
-    add_members(METRICS, nll=Member(info, lambda p, labels: F.nll_loss(p.log(), labels)))
+    add_members(METRICS, nll=Member(NoOptions, lambda p, labels: F.nll_loss(p.log(), labels), info))
     metrics = evaluate(make_model(), make_ram_loader(tiny), Preprocess(tiny.train)).metrics
     assert metrics["eval_nll"] == pytest.approx(100 * metrics["eval_loss"], rel=1e-5)
 

@@ -5,10 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.conftest import AddMembers
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.metrics import METRICS, BatchMetricInfo
-from vitmnist.registry import Member
 from vitmnist.runtime.world import World
 from vitmnist.training.progress import EpochProgress, MetricAccumulator
 
@@ -49,14 +46,10 @@ def test_a_state_of_all_ranks_is_counted_once() -> None:
     assert (first["acc"] + second["acc"]).tolist() == [3, 2, 0]
 
 
-def test_a_metric_that_was_added_since_the_save_has_no_value_in_the_resumed_epoch(
-    add_members: AddMembers, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved = MetricAccumulator(SAMPLER, CPU).state_dict()
-    info = BatchMetricInfo(unit="%", tag="labelled", direction="max")
-    add_members(METRICS, labelled=Member(info, lambda logits, labels: 8))
-    resumed = MetricAccumulator(SAMPLER, CPU)
-    resumed.load_state_dict(saved)
-    resumed.update({"loss": torch.tensor(8.0), "acc": torch.tensor(4), "labelled": torch.tensor(8)})
-    assert resumed.compute() == {"loss": 1, "acc": 50, "labelled": None}
-    assert "the metric labelled is new: it is recorded in training from the next epoch on" in caplog.text
+@pytest.mark.parametrize("names", [("loss", "acc", "ece"), ("loss",)])
+def test_an_epoch_that_is_resumed_with_other_metrics_has_those_of_all_batches(names: tuple[str, ...]) -> None:
+    saved, resumed = MetricAccumulator(SAMPLER, CPU), MetricAccumulator(SAMPLER, CPU)
+    saved.update({"loss": torch.tensor(8.0), "acc": torch.tensor(4)})
+    resumed.load_state_dict(saved.state_dict())
+    resumed.update(dict.fromkeys(names, torch.tensor(4.0)))
+    assert resumed.compute() == {name: {"loss": 12 / 16, "acc": 800 / 16}[name] for name in names if name != "ece"}

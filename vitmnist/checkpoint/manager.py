@@ -95,12 +95,9 @@ class CheckpointManager:
         """
         minutes = self.config.checkpoint.every_minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        stopping, saving = self.world.max_over_ranks_delayed([self.stop.reason, is_due])
+        stopping, saving = self.world.max_over_ranks([self.stop.reason, is_due])
         if stopping or saving:
             timer.begin("saving")
-            # With several ranks, the values above are from the previous step. Consume the values of this step now, or
-            # they would cause another save.
-            stopping, _ = self.world.max_over_ranks([self.stop.reason, False])
             progress.check_finite()
             self.save(progress)
             timer.begin("other")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.inference.trained_model import load_model
-from vitmnist.metrics import METRICS
+from vitmnist.metrics import get_metric_infos
 from vitmnist.metrics.classification import compute_class_metrics
 from vitmnist.runtime.files import encode_csv
 from vitmnist.tracking.pictures import draw_confusion, draw_worst_mistakes
@@ -45,9 +45,9 @@ def describe_evaluation(matrix: Tensor, classes: tuple[str, ...], metrics: Mappi
 def format_metrics(metrics: dict[str, Any]) -> str:
     """Format the values of `describe_evaluation` for a terminal."""
     lines = [f"{metrics['images']:,} images"]
-    for name, member in METRICS.members().items():
-        value = metrics[name]
-        lines.append(f"{name} {'–' if value is None else member.declaration.format(value)}")
+    for name, metric in get_metric_infos().items():
+        if name in metrics:
+            lines.append(f"{name} {'–' if metrics[name] is None else metric.format(metrics[name])}")
     classes = metrics["classes"]
     counts = [[row["class"], *images] for row, images in zip(classes, metrics["confusion_matrix"], strict=True)]
     lines += ["", "precision, recall and F1 of each class, in %"]

@@ -133,10 +133,6 @@ class EpochSampler:
         order = _cached_order(self, epoch, torch.device(device))
         return torch.cat([order[:0], *(order[rows] for rows in self._rank_positions(start))])
 
-    def cache_order(self, epoch: int, device: torch.device) -> None:
-        """Draw the order of an epoch ahead of its use."""
-        _cached_order(self, epoch, device)
-
     def batch_indices(self, epoch: int, start: int = 0, device: torch.device | str = "cpu") -> Iterator[slice | Tensor]:
         """Yield the indices of each batch from batch `start` on: slices for `batch` and `none`, else int64 `[B]`.
 

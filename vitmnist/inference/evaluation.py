@@ -19,18 +19,18 @@ from vitmnist.tracking.runs import read_run
 from vitmnist.training.loop import Predictions
 
 SELECTING_KEYS = [key for key, metadata in iterate_metadata(DataConfig, "data") if metadata.image_selection]
-CHANGEABLE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size")
+CHANGEABLE_KEYS = ("data.root", "data.dataset", *SELECTING_KEYS, "batch_size", "metrics")
 """The keys and sections that an evaluation can change. Other keys have the values of the run."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """The predictions of a model on a split, and the registered metrics by name.
+    """The predictions of a model on a split, and its metrics by name.
 
     Args:
         split_name: train, validation or test; all, if the dataset has one split.
         split: the evaluated images; their labels are the model's.
-        metrics: the values of the registered metrics, such as `acc` in percent.
+        metrics: the values of the metrics that the run selects, such as `acc` in percent.
     """
 
     weights: Path
@@ -46,7 +46,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """The share of correct predictions in percent."""
-        return self.metrics["acc"]
+        return 100 * int((self.predictions.predicted == self.predictions.labels).sum()) / len(self.split)
 
     @property
     def confusion_matrix(self) -> Tensor:

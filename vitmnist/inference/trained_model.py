@@ -24,7 +24,7 @@ from vitmnist.errors import ConfigError, DataError, join_names, suggest_names
 from vitmnist.inference.evaluation import Evaluation, load_evaluation_config, load_evaluation_dataset
 from vitmnist.inference.inputs import ImageInput, convert_image, iterate_images
 from vitmnist.loaders.make_loader import make_loader
-from vitmnist.metrics import METRICS
+from vitmnist.metrics import MetricCollection
 from vitmnist.models import MODELS
 from vitmnist.runtime.device import choose_device, set_float32_precision
 from vitmnist.runtime.random_state import preserve_random_state
@@ -155,15 +155,16 @@ class TrainedModel:
         if name not in dataset.splits:
             raise ConfigError(f"split {name}: the dataset has only {' and '.join(dataset.splits)} images")
         images = self.adapt_split(dataset.splits[name])
-        check_metric_functions(len(self.classes))
+        metrics = MetricCollection(config.metrics)
+        check_metric_functions(metrics, len(self.classes))
         # All loaders deliver the same batches. `cache` reads mapped images in place, so they can be larger than memory.
         loader_name = "cache" if images.is_mapped else "ram"
         options: Any = {"seed": 0, "shuffle": "none", "rank": 0, "world_size": 1}
         with make_loader(loader_name, images, batch_size=config.batch_size, device=self.device, **options) as loader:
-            evaluated = loop.evaluate(self.module, loader, self.preprocess)
-        metrics = {metric: evaluated.metrics[f"eval_{metric}"] for metric in METRICS.members()}
+            evaluated = loop.evaluate(self.module, loader, self.preprocess, metrics=metrics)
+        values = {metric: evaluated.metrics[f"eval_{metric}"] for metric in metrics.infos}
         split_name = name if len(dataset.splits) > 1 else "all"
-        return Evaluation(self.weights, split_name, images, evaluated.predictions, metrics)
+        return Evaluation(self.weights, split_name, images, evaluated.predictions, values)
 
     def adapt_split(self, split: Split) -> Split:
         """Return the split with the channel statistics and the class indices of the model.

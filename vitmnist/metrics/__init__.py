@@ -1,15 +1,17 @@
-"""The registry of metrics. The modules in this folder register them.
+"""The registry of metrics, and the metrics that a run selects. The modules in this folder register them.
 
 Reports import these modules but not torch, so the modules import torch only for type hints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from vitmnist.registry import Registry
+from vitmnist.errors import ConfigError
+from vitmnist.registry import ConfigGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,24 +73,48 @@ class ProbabilityMetricInfo(MetricInfo):
     """
 
 
-METRICS: Registry[BatchMetricInfo | ConfusionMetricInfo | ProbabilityMetricInfo, Callable[..., Tensor]]
-METRICS = Registry("metrics", __package__, kinds=(BatchMetricInfo, ConfusionMetricInfo, ProbabilityMetricInfo))
+METRICS: ConfigGroup[object, ..., Tensor]
+METRICS = ConfigGroup("metrics", __package__, (BatchMetricInfo, ConfusionMetricInfo, ProbabilityMetricInfo))
+"""Functions of the arguments that their `info` describes, with the options as keywords."""
 
 
-def get_metrics(kind: type[MetricInfo]) -> dict[str, Callable[..., Tensor]]:
-    """Return the functions of the metrics of a kind, by name."""
-    members = METRICS.members().items()
-    return {name: member.function for name, member in members if isinstance(member.declaration, kind)}
+def get_metric_infos() -> dict[str, MetricInfo]:
+    """Return the descriptions of all registered metrics, by name."""
+    return {name: member.info for name, member in METRICS.members().items()}
 
 
-def compute_evaluation_metrics(matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
-    """Compute the metrics of all predictions of an evaluation, by name, in their units.
+class MetricCollection:
+    """The metrics that a run computes.
 
-    The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
+    Args:
+        selection: metrics as in `config.metrics`, by name or as mappings of `name` and options; None: all metrics.
+
+    Raises:
+        ConfigError: a metric is unknown, is selected twice, or does not have these options.
     """
-    arguments = {ConfusionMetricInfo: (matrix.double(),), ProbabilityMetricInfo: (probabilities, labels)}
-    return {
-        name: float(function(*values)) * METRICS.members()[name].declaration.scale
-        for kind, values in arguments.items()
-        for name, function in get_metrics(kind).items()
-    }
+
+    def __init__(self, selection: Sequence[Any] | None = None) -> None:
+        self.functions: dict[str, Callable[..., Tensor]] = {}
+        for index, value in enumerate([*METRICS.members()] if selection is None else selection):
+            config = {"name": value} if isinstance(value, str) else value
+            function, options = METRICS.resolve(config, f"metrics.{index}", complete=True)
+            if config["name"] in self.functions:
+                raise ConfigError(f"metrics.{index}.name={config['name']}: is selected twice")
+            self.functions[config["name"]] = partial(function, **vars(options))
+        self.infos = {name: METRICS.members()[name].info for name in self.functions}
+
+    def of_kind(self, kind: type[MetricInfo]) -> dict[str, Callable[..., Tensor]]:
+        """Return the functions of the metrics of a kind, by name."""
+        return {name: compute for name, compute in self.functions.items() if isinstance(self.infos[name], kind)}
+
+    def evaluate(self, matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
+        """Compute the metrics of all predictions of an evaluation, by name, in their units.
+
+        The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
+        """
+        arguments = {ConfusionMetricInfo: (matrix.double(),), ProbabilityMetricInfo: (probabilities, labels)}
+        return {
+            name: float(compute(*values)) * self.infos[name].scale
+            for kind, values in arguments.items()
+            for name, compute in self.of_kind(kind).items()
+        }

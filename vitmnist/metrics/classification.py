@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@METRICS.register("acc", BatchMetricInfo(unit="%", tag="acc", direction="max", column="accuracy, %", is_headline=True))
+@METRICS.register(
+    "acc", info=BatchMetricInfo(unit="%", tag="acc", direction="max", column="accuracy, %", is_headline=True)
+)
 def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
     """Count the correct predictions; padding never counts, because its label is negative."""
     return (logits.argmax(dim=1) == labels).sum()
 
 
-@METRICS.register("macro_f1", ConfusionMetricInfo(unit="%", tag="macro_f1", direction="max", column="macro F1, %"))
+@METRICS.register("macro_f1", info=ConfusionMetricInfo(unit="%", tag="macro_f1", direction="max", column="macro F1, %"))
 def macro_f1(matrix: Tensor) -> Tensor:
     """Compute the mean F1 of the classes that occur as label or as prediction."""
     labels, predictions = matrix.sum(dim=1), matrix.sum(dim=0)
@@ -28,7 +30,7 @@ def macro_f1(matrix: Tensor) -> Tensor:
 
 @METRICS.register(
     "balanced_accuracy",
-    ConfusionMetricInfo(unit="%", tag="balanced_acc", direction="max", column="balanced accuracy, %"),
+    info=ConfusionMetricInfo(unit="%", tag="balanced_acc", direction="max", column="balanced accuracy, %"),
 )
 def balanced_accuracy(matrix: Tensor) -> Tensor:
     """Compute the mean recall of the classes that have images."""

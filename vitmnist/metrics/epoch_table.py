@@ -6,11 +6,12 @@ throughput or memory is listed in `TIMES` or `RESOURCE_METRICS`; its value is in
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitmnist.errors import ConfigError, suggest_names
-from vitmnist.metrics import METRICS, BatchMetricInfo, MetricInfo, get_metrics
+from vitmnist.metrics import BatchMetricInfo, MetricInfo, get_metric_infos
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +66,23 @@ RESOURCE_METRICS = (
 """Throughput and memory."""
 
 
-def build_epoch_table() -> dict[str, EpochMetric]:
+def build_epoch_table(selected: Mapping[str, MetricInfo] | None = None) -> dict[str, EpochMetric]:
     """Return the metrics of an epoch by name, in the order of the report's columns.
 
-    Each call builds the table, because a metric can be registered at any time.
+    Each call builds the table, because a metric can be registered at any time. `selected` are the metrics that a run
+    computes, by default all.
 
     Raises:
         ValueError: two metrics have the same name, tag or column.
     """
-    registered = {name: member.declaration for name, member in METRICS.members().items()}
-    trained = get_metrics(BatchMetricInfo)
+    selected = get_metric_infos() if selected is None else selected
+    trained = {name: metric for name, metric in selected.items() if isinstance(metric, BatchMetricInfo)}
     table = [
         *TIMES,
         _epoch_metric("train", "loss", LOSS),
-        *(_epoch_metric("train", name, replace(registered[name], column=None)) for name in trained),
+        *(_epoch_metric("train", name, replace(metric, column=None)) for name, metric in trained.items()),
         _epoch_metric("eval", "loss", LOSS),
-        *(_epoch_metric("eval", name, metric) for name, metric in registered.items()),
+        *(_epoch_metric("eval", name, metric) for name, metric in selected.items()),
         *RESOURCE_METRICS,
     ]
     for attribute in ("name", "tag", "column"):
@@ -96,9 +98,9 @@ def _epoch_metric(split: str, name: str, metric: MetricInfo) -> EpochMetric:
     return EpochMetric(name=f"{split}_{name}", summary="selected_epoch", **vars(metric) | {"tag": tag})
 
 
-def find_metric(name: str, key: str) -> EpochMetric:
+def find_metric(name: str, key: str, selected: Mapping[str, MetricInfo] | None = None) -> EpochMetric:
     """Return the metric called `name` or `eval_NAME`; raises `ConfigError`, with `key` in the message, without one."""
-    by_name = build_epoch_table()
+    by_name = build_epoch_table(selected)
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
     raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")

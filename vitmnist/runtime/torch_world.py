@@ -32,7 +32,6 @@ class TorchWorld(World):
         # `connect` creates them, None stands for the default group, with gloo.
         self._group: Any = None
         self._device_group: Any = None
-        self._pending: tuple[Tensor, Work] | None = None
         try:
             store, self.rank, self.size = next(rendezvous("env://", timeout=timedelta(minutes=5)))
             # torchrun keeps its store across restarts, so each start needs its own prefix.
@@ -73,16 +72,10 @@ class TorchWorld(World):
         distributed.all_reduce(tensor, group=self._device_group)
         return tensor
 
-    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
-        previous = [0] * len(values)
-        if self._pending:
-            pending_maxima, pending_work = self._pending
-            pending_work.wait()
-            previous = pending_maxima.tolist()
+    def max_over_ranks(self, values: Sequence[int]) -> list[int]:
         maxima = torch.tensor(values)
-        # The reduction overlaps with the computation of the next step.
-        self._pending = maxima, distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group, async_op=True)
-        return previous
+        distributed.all_reduce(maxima, distributed.ReduceOp.MAX, self._group)
+        return [*map(int, maxima)]
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():

@@ -47,17 +47,9 @@ class World:
         """Replace `tensor` by its sum over all ranks."""
         return tensor
 
-    def max_over_ranks_delayed(self, values: Sequence[int]) -> list[int]:
-        """Return the maximum over all ranks at each position of the previous call's `values`; zeros at first.
-
-        The delay lets the reduction overlap with the next step. A single process returns `values` at once.
-        """
-        return list(values)
-
     def max_over_ranks(self, values: Sequence[int]) -> list[int]:
-        """Return the maximum of these values and of any pending ones. Blocks; no value is pending afterwards."""
-        previous, current = self.max_over_ranks_delayed(values), self.max_over_ranks_delayed([0] * len(values))
-        return list(map(max, previous, current))
+        """Return the maximum over all ranks at each position of `values`."""
+        return list(values)
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give all ranks the buffers of rank 0, such as the statistics of batch normalisation."""

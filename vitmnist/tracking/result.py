@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 import vitmnist
-from vitmnist.metrics import METRICS, MetricInfo
+from vitmnist.metrics import MetricInfo, get_metric_infos
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import LOSS, EpochMetric, build_epoch_table
 from vitmnist.runtime.files import (
@@ -133,7 +133,7 @@ class RunMetric(MetricInfo):
 
 def list_run_metrics() -> list[RunMetric]:
     """Return the values of a run that the report shows, and that loggers send at its end if they have a tag."""
-    registered = {"loss": LOSS, **{name: member.declaration for name, member in METRICS.members().items()}}
+    registered = {"loss": LOSS, **get_metric_infos()}
     setup = RunMetric(name="setup_s", unit="s", tag="", direction="min", column="set-up, s", read=attrgetter("setup_s"))
     return [*(_test_metric(f"test_{name}", metric) for name, metric in registered.items()), setup]
 

@@ -18,7 +18,7 @@ from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line
 from vitmnist.losses import LOSSES
-from vitmnist.metrics import BatchMetricInfo, compute_evaluation_metrics, get_metrics
+from vitmnist.metrics import BatchMetricInfo, MetricCollection
 from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.runtime.random_state import preserve_random_state
 from vitmnist.runtime.world import World
@@ -100,15 +100,15 @@ def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> Non
             )
 
 
-def check_metric_functions(num_classes: int) -> None:
-    """Try all metrics; raise `ConfigError` for one of a batch that is not a sum: a mean would be divided twice."""
+def check_metric_functions(metrics: MetricCollection, num_classes: int) -> None:
+    """Try the metrics; raise `ConfigError` for one of a batch that is not a sum: a mean would be divided twice."""
     classes = torch.eye(num_classes)
-    compute_evaluation_metrics(classes.long(), classes, torch.arange(num_classes))
+    metrics.evaluate(classes.long(), classes, torch.arange(num_classes))
     labels = torch.arange(7) % num_classes
     predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
     logits = F.one_hot(predictions, num_classes).float()
     labels[6] = PADDING_LABEL
-    for name, compute in get_metrics(BatchMetricInfo).items():
+    for name, compute in metrics.of_kind(BatchMetricInfo).items():
         whole, *parts = (compute(logits[rows], labels[rows]) for rows in (slice(7), slice(2), slice(2, 6)))
         if whole.dim() or not math.isclose(float(whole), float(sum(parts)), rel_tol=1e-4, abs_tol=1e-4):
             raise ConfigError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitmnist.augment.preprocess import Preprocess
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.loaders.base import Loader
-from vitmnist.metrics import BatchMetricInfo, ProbabilityMetricInfo, compute_evaluation_metrics, get_metrics
+from vitmnist.metrics import BatchMetricInfo, MetricCollection, ProbabilityMetricInfo
 from vitmnist.runtime.device import set_float32_precision
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
@@ -47,7 +47,6 @@ def train_epoch(
         step.update()
         timer.begin("other")
         after_step(timer)
-    loader.sampler.cache_order(progress.epoch + 1, step.device)  # The device still computes the last steps.
     timer.stop()
     step.eval_mode()
     if skipped_steps := step.pop_skipped_steps():
@@ -62,6 +61,7 @@ def evaluate(
     after_step: AfterStep = lambda timer: None,
     world: World = SINGLE_PROCESS,
     split: str = "eval",
+    metrics: MetricCollection | None = None,
 ) -> EvalPass:
     """Evaluate a model on the loader's epoch 0, in float32 and without augmentation.
 
@@ -70,6 +70,7 @@ def evaluate(
 
     Args:
         split: the prefix of the metrics, such as `SPLIT_loss`. `SPLIT_s` is the time of the evaluation in seconds.
+        metrics: the metrics to compute; None: all registered metrics.
 
     Raises:
         ValueError: the loader delivers fewer or more batches than the epoch has.
@@ -77,9 +78,10 @@ def evaluate(
     model.eval()
     world.broadcast_buffers(model)  # The statistics of rank 0 are saved, so all ranks evaluate with them.
     sampler, device = loader.sampler, preprocess.mean.device
+    metrics = metrics or MetricCollection()
     accumulator = MetricAccumulator(sampler, device, world)
     batches: list[Predictions] = []
-    functions, keeps_probabilities = get_metrics(BatchMetricInfo), bool(get_metrics(ProbabilityMetricInfo))
+    functions, keeps_probabilities = metrics.of_kind(BatchMetricInfo), bool(metrics.of_kind(ProbabilityMetricInfo))
     timer = EpochTimer(device)
     timer.start()
     with torch.inference_mode(), set_float32_precision():
@@ -96,12 +98,12 @@ def evaluate(
     seconds = timer.seconds()
     save_s = seconds.pop("saving")
     predictions = gather_predictions(batches, sampler, world)
-    metrics = {
+    values = {
         **accumulator.compute(),
-        **compute_evaluation_metrics(predictions.confusion_matrix(), predictions.probabilities, predictions.labels),
+        **metrics.evaluate(predictions.confusion_matrix(), predictions.probabilities, predictions.labels),
         "s": sum(seconds.values()),
     }
-    return EvalPass({f"{split}_{name}": value for name, value in metrics.items()}, predictions, save_s)
+    return EvalPass({f"{split}_{name}": value for name, value in values.items()}, predictions, save_s)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Predictions:
     confidence: Tensor  # Its softmax probability, float `[N]`
     labels: Tensor  # The true class, int64 `[N]`
     num_classes: int
-    probabilities: Tensor | None = None  # Float `[N, num_classes]`, if a registered metric needs them
+    probabilities: Tensor | None = None  # Float `[N, num_classes]`, if a metric needs them
 
     def confusion_matrix(self) -> Tensor:
         """Count the images by true class (rows) and predicted class (columns): int64 `[classes, classes]`, CPU."""

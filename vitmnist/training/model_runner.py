@@ -18,7 +18,7 @@ from vitmnist.augment.preprocess import Preprocess
 from vitmnist.config.schema import Precision
 from vitmnist.errors import first_line
 from vitmnist.losses import Loss
-from vitmnist.metrics import BatchMetricInfo, get_metrics
+from vitmnist.metrics import BatchMetricInfo, MetricCollection
 from vitmnist.runtime.world import World
 from vitmnist.training.batch import Batch
 from vitmnist.training.fine_tuning import BATCH_NORMS
@@ -39,11 +39,13 @@ class ForwardPass(nn.Module):
     float32.
     """
 
-    def __init__(self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss) -> None:
+    def __init__(
+        self, model: nn.Module, preprocess: Preprocess, precision: str, loss: Loss, metrics: MetricCollection
+    ) -> None:
         super().__init__()
         self.model = model
         self._preprocess = preprocess.forward  # DDP would broadcast the constants of a submodule in each step.
-        self._metrics = get_metrics(BatchMetricInfo)  # Compiled code cannot access the registry.
+        self._metrics = metrics.of_kind(BatchMetricInfo)
         self._device_type = preprocess.mean.device.type
         self._autocast_dtype = AUTOCAST_DTYPES.get(precision)
         self._loss = loss
@@ -112,6 +114,7 @@ class ModelRunner:
         batch_size: images per batch of this rank; the last batch may be smaller.
         options: the options of the step. `prepare` replaces a value of `auto` that fails, and records the reason.
         frozen_batch_norms: batch normalisations whose running statistics do not change in training.
+        metrics: the metrics of the run; by default all registered metrics.
     """
 
     model: nn.Module
@@ -120,6 +123,7 @@ class ModelRunner:
     batch_size: int
     options: StepOptions = field(default_factory=StepOptions)
     frozen_batch_norms: Sequence[nn.Module] = ()
+    metrics: MetricCollection = field(default_factory=MetricCollection)
 
     def __post_init__(self) -> None:
         self.compile_s = 0.0
@@ -141,7 +145,7 @@ class ModelRunner:
 
     def _build_module(self) -> None:
         """Build the module that computes the loss: eager, compiled or graphed. `wrap_ddp` wraps it."""
-        module = ForwardPass(self.model, self.preprocess, self.options.precision, self.loss)
+        module = ForwardPass(self.model, self.preprocess, self.options.precision, self.loss, self.metrics)
         self._mix_batch = self.preprocess.mix_batch
         if self.options.compile:  # The first call compiles.
             module.compile(fullgraph=True, dynamic=False)

@@ -1,6 +1,5 @@
 """The progress of an epoch: metrics, times and logged steps."""
 
-import logging
 import math
 from typing import Any
 
@@ -9,13 +8,11 @@ from torch import Tensor
 
 from vitmnist.data.sampler import EpochSampler
 from vitmnist.errors import TrainingError
-from vitmnist.metrics import METRICS, BatchMetricInfo, epoch_table, get_metrics
+from vitmnist.metrics import epoch_table, get_metric_infos
 from vitmnist.runtime.timer import EpochTimer
 from vitmnist.runtime.world import SINGLE_PROCESS, World
 from vitmnist.training.model_runner import MetricSums
 from vitmnist.training.step import TrainStep
-
-log = logging.getLogger(__name__)
 
 
 class EpochProgress:
@@ -132,15 +129,17 @@ class MetricAccumulator:
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
         self.num_batches = 0
         """The number of batches so far."""
-        self._sampler, self._world = sampler, world
-        # float64 represents counts and float32 losses exactly.
-        self._sums = {
-            name: torch.zeros(len(sampler), dtype=torch.float64, device=device)
-            for name in ("loss", *get_metrics(BatchMetricInfo))
-        }
+        self._sampler, self._device, self._world = sampler, device, world
+        self._sums: dict[str, Tensor] = {}
+        """The sums of each batch, float64 `[batches]`, which represents counts and float32 losses exactly."""
 
     def update(self, sums: MetricSums) -> None:
         """Store the sums over this rank's images of the next batch."""
+        if not self.num_batches:
+            zeros = torch.zeros(len(self._sampler), dtype=torch.float64, device=self._device)
+            self._sums = {name: zeros.clone() for name in sums}
+        # An epoch that is resumed with other metrics has only those that all of its batches have.
+        self._sums = {name: values for name, values in self._sums.items() if name in sums}
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1
@@ -154,14 +153,11 @@ class MetricAccumulator:
         """Return the mean loss of each batch so far, over all ranks; waits for the device."""
         return [loss / size for loss, size in zip(self._gather("loss"), self.batch_sizes, strict=True)]
 
-    def compute(self) -> dict[str, float | None]:
-        """Return the mean of each metric over the images so far, in its unit; None if its first batches are missing."""
+    def compute(self) -> dict[str, float]:
+        """Return the mean of each metric over the images so far, in its unit."""
+        scales = {"loss": 1, **{name: metric.scale for name, metric in get_metric_infos().items()}}
         num_images = sum(self.batch_sizes)
-        means: dict[str, float | None] = {"loss": math.fsum(self._gather("loss")) / num_images}
-        for name in get_metrics(BatchMetricInfo):
-            scale = METRICS.members()[name].declaration.scale
-            means[name] = scale * math.fsum(self._gather(name)) / num_images if name in self._sums else None
-        return means
+        return {name: scales[name] * math.fsum(self._gather(name)) / num_images for name in self._sums}
 
     def _gather(self, name: str) -> list[float]:
         """Return the sum of the loss or of a metric for each batch so far, over all ranks."""
@@ -174,11 +170,8 @@ class MetricAccumulator:
         return {"num_batches": self.num_batches, "sums": sums}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`, also with another number of ranks and with other metrics."""
-        self.num_batches, sums = int(state["num_batches"]), state["sums"]
-        for name in self._sums.keys() - sums.keys():
-            log.warning("the metric %s is new: it is recorded in training from the next epoch on", name)
-            del self._sums[name]
-        if self._world.is_main:  # The saved sums are over all ranks, so the other ranks start from 0.
-            for name, values in self._sums.items():
-                values[:] = sums[name]
+        """Continue from `state_dict()`, also with another number of ranks."""
+        self.num_batches = int(state["num_batches"])
+        # The saved sums are over all ranks, so the other ranks start from 0.
+        factor = 1 if self._world.is_main else 0
+        self._sums = {name: factor * values.to(self._device) for name, values in state["sums"].items()}
