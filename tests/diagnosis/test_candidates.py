@@ -124,19 +124,19 @@ def test_the_set_up_time_is_estimated_for_all_samples(monkeypatch: pytest.Monkey
     assert candidate.length < 800 / 4
     samples.reads.clear()
     from_dataloader(DataLoader(samples, 4))
-    assert candidate.set_up_s >= 0.4 * len(samples.reads) * 0.002
+    assert candidate.setup_s >= 0.4 * len(samples.reads) * 0.002
 
 
 @pytest.mark.parametrize(
-    ("epoch_s", "set_up_s", "epochs", "expected"),
+    ("epoch_s", "setup_s", "epochs", "expected"),
     [(0.5, 1.0, 9, "x"), (0.5, 1.0, 2, None), (0.9, None, 9, None), (0.5, 9.0, inf, "x"), (0.5, None, 1, "x")],
 )
 def test_a_change_is_named_if_the_epochs_of_the_script_pay_for_it(
-    epoch_s: float, set_up_s: float | None, epochs: float, expected: str | None
+    epoch_s: float, setup_s: float | None, epochs: float, expected: str | None
 ) -> None:
     """An epoch with the loader in use takes a second."""
     timings = [
         LoaderTiming("as it is", epoch_s=Spread.of([1.0])),
-        LoaderTiming("x", None, Spread.of([epoch_s]), 0.0, set_up_s, 1, "x"),
+        LoaderTiming("x", None, Spread.of([epoch_s]), 0.0, setup_s, 1, "x"),
     ]
     assert find_best_change([*timings, LoaderTiming("failed", error="why", change="y")], epochs) == expected

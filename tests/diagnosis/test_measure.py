@@ -79,10 +79,10 @@ def test_a_slow_loader_is_input_bound_and_loaders_that_decode_once_are_faster(
     assert failed == (["num_workers=2"] if WORKERS_ARE_SPAWNED else [])
     assert decoded.batch_s.median < diagnosis.batch_s.median == baseline.batch_s.median
     assert baseline.epoch_s.low >= 15 * 4 * SLOW_S
-    assert decoded.set_up_s > SLOW_S
+    assert decoded.setup_s > SLOW_S
     assert decoded.break_even_epoch >= 1
     assert format_timings(diagnosis.timings) in capsys.readouterr().out
-    assert asdict(diagnosis)["timings"][2]["set_up_s"] == decoded.set_up_s
+    assert asdict(diagnosis)["timings"][2]["setup_s"] == decoded.setup_s
 
 
 def test_the_step_is_measured_alone_and_few_steps_have_no_verdict() -> None:

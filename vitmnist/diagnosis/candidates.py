@@ -91,9 +91,9 @@ def build_replacement_candidate(
         loader = rebuild(loader, dataset=part, batch_size=batch_size, sampler=None, shuffle=True)
     start = time.perf_counter()
     replaced = from_dataloader(loader, "ram", transforms=transforms)
-    set_up_s = (time.perf_counter() - start) * size / count
+    setup_s = (time.perf_counter() - start) * size / count
     change = "loader = vitmnist.from_dataloader(loader)" if transforms == "exact" else None
-    return replace(baseline, loader=_set_timeout(replaced), set_up_s=set_up_s, change=change)
+    return replace(baseline, loader=_set_timeout(replaced), setup_s=setup_s, change=change)
 
 
 def _set_timeout(loader: DataLoader[object]) -> DataLoader[object]:
@@ -193,7 +193,7 @@ def find_best_change(timings: Sequence[LoaderTiming], epochs: float) -> str | No
         timings: the loader in use, followed by its alternatives.
     """
     # The set-up is divided among the epochs.
-    means_s = [t.epoch_s.median + (t.set_up_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
+    means_s = [t.epoch_s.median + (t.setup_s or 0.0) / epochs if t.epoch_s else inf for t in timings]
     changes = [(mean_s, timing.change) for mean_s, timing in zip(means_s, timings, strict=True) if timing.change]
     best_s, change = min(changes, default=(inf, None))
     return change if best_s <= (1 - MIN_SAVED_SHARE) * means_s[0] < inf else None

@@ -95,8 +95,8 @@ def select_loader(
     def build(name: str, candidate_source: SampleSource) -> LoaderCandidate:
         started = time.perf_counter()
         loader = LOADERS.build(options.candidate_config(name), candidate_source, sampler, device)
-        set_up_s = time.perf_counter() - started
-        return replace(make_candidate(loader), set_up_s=set_up_s)
+        setup_s = time.perf_counter() - started
+        return replace(make_candidate(loader), setup_s=setup_s)
 
     with ExitStack() as stack:
         for name in _loaders_to_try(options):

@@ -43,7 +43,7 @@ class LoaderCandidate:
         loader: a `DataLoader`, a loader of this project, or any iterable of batches.
         step: trains on a batch. None times loading alone.
         epoch: returns the batches of an epoch; by default `loader.epoch`, or the loader itself if it is iterable.
-        set_up_s: the time (s) to build the loader; None if there is nothing to build.
+        setup_s: the time (s) to build the loader; None if there is nothing to build.
         change: line of code that puts this candidate into a script.
     """
 
@@ -51,7 +51,7 @@ class LoaderCandidate:
     device: torch.device = CPU
     step: StepFunction | None = None
     epoch: Callable[[int], Iterable[object]] | None = None
-    set_up_s: float | None = None
+    setup_s: float | None = None
     change: str | None = None
 
     @property
@@ -196,10 +196,10 @@ def make_timings(measurements: Sequence[Measurement], length: float | None) -> l
         candidate, error = measurement.candidate, measurement.error
         if length is None:
             error = error or "the length of an epoch is unknown"
-        timing = LoaderTiming(measurement.name, set_up_s=candidate.set_up_s, change=candidate.change, error=error)
+        timing = LoaderTiming(measurement.name, setup_s=candidate.setup_s, change=candidate.change, error=error)
         if length is not None and not error:
             # Without a set-up, the first loader is in use, so the set-up of another one must pay off.
-            baseline = timings[0] if timings and timings[0].set_up_s is None else None
+            baseline = timings[0] if timings and timings[0].setup_s is None else None
             timing = timing.with_estimates(measurement.windows, length, candidate.step is not None, baseline)
         timings.append(timing)
     return timings

@@ -71,7 +71,7 @@ class LoaderTiming:
     batch_s: Spread | None = None
     epoch_s: Spread | None = None
     waiting_pct: float | None = None
-    set_up_s: float | None = None
+    setup_s: float | None = None
     break_even_epoch: int | None = None
     change: str | None = None
     error: str | None = None
@@ -89,14 +89,14 @@ class LoaderTiming:
             batch_s=Spread.of(window.later_batch_s for window in windows),
             epoch_s=Spread.of(epochs_s),
             waiting_pct=waiting_pct if has_step else None,
-            break_even_epoch=max(1, ceil((self.set_up_s or 0.0) / saved_s)) if saved_s > 0 else None,
+            break_even_epoch=max(1, ceil((self.setup_s or 0.0) / saved_s)) if saved_s > 0 else None,
         )
 
 
 COLUMNS: dict[str, Callable[[LoaderTiming], str]] = {
     "waiting": lambda timing: "" if timing.waiting_pct is None else f"{timing.waiting_pct:.0f}%",
     "epoch": lambda timing: "" if timing.epoch_s is None else f"{format_seconds(timing.epoch_s.median)} s",
-    "set-up": lambda timing: "" if timing.set_up_s is None else f"{format_seconds(timing.set_up_s)} s",
+    "set-up": lambda timing: "" if timing.setup_s is None else f"{format_seconds(timing.setup_s)} s",
     "pays from": lambda timing: "" if timing.break_even_epoch is None else f"epoch {timing.break_even_epoch}",
 }
 """The title of each column, and its cell for a row."""
