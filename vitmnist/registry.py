@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -41,6 +41,7 @@ class Member(Generic[P, Built]):
     info: Any = None
 
 
+@dataclass(eq=False)
 class ConfigGroup(Generic[Options, P, Built]):
     """The members of a config group, such as `data/loader`, by name. Messages name the group `group`.
 
@@ -51,14 +52,19 @@ class ConfigGroup(Generic[Options, P, Built]):
     With `info_types`, each member has a description of one of these types.
     """
 
-    def __init__(self, group: str, package: str, info_types: tuple[type, ...] = ()) -> None:
-        self.group, self.package, self.info_types = group, package, info_types
-        self._members: dict[str, Member[P, Built]] = {}
+    group: str
+    package: str
+    options_base: type[DataclassInstance] | None = None
+    info_types: tuple[type, ...] = ()
+    _members: dict[str, Member[P, Built]] = field(default_factory=dict, init=False)
 
     def register(
-        self, name: str, options_type: type[DataclassInstance] = NoOptions, *, info: object = None
+        self, name: str, options_type: type[DataclassInstance] | None = None, *, info: object = None
     ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
         """Decorator that registers a class or function of (options, *args) under `name`."""
+        options_type = options_type or self.options_base or NoOptions
+        if not issubclass(options_type, self.options_base or object):
+            raise ValueError(f"{self.group}: the options of {name!r} must derive from {self.options_base}")
         if not isinstance(info, self.info_types or NoneType):
             names = " or ".join(kind.__name__ for kind in self.info_types) or "None"
             raise ValueError(f"{self.group}: the info of {name!r} must be {names}")

@@ -64,6 +64,8 @@ class RunRecorder:
         self._loggers: list[Logger] = []
         """The open loggers, on rank 0 only. `_logger_stack` closes them."""
         self._logger_stack = ExitStack()
+        self._num_sent_steps = 0
+        """The number of logged steps of the current epoch that the loggers have."""
         self._has_begun = False
         self._is_first_of_start = True
         """True until the first epoch of this process has ended."""
@@ -138,7 +140,7 @@ class RunRecorder:
             loggers = (LOGGERS.build(config, self.folder, result) for config in self._logger_configs)
             self._loggers = [self._logger_stack.enter_context(logger) for logger in loggers]
             result.write_config()
-            result.write_epochs()  # Drop an incomplete row, and rows newer than the checkpoint.
+            result.write_epochs()  # Drop rows newer than the checkpoint.
             # A process that is killed while it writes leaves a temporary file.
             for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
                 for path in self.folder.glob(pattern):
@@ -177,11 +179,19 @@ class RunRecorder:
         self.result.epochs.append(record)
         self._is_first_of_start = False
 
+    def send_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Send those logged steps of an epoch to the loggers that they do not have yet; raises `OSError`."""
+        for logger in self._loggers:
+            logger.add_steps(steps[self._num_sent_steps :])
+        self._num_sent_steps = len(steps)
+
     def write_epoch(self, draw_images: DrawImages, is_last: bool) -> None:
         """Write the last epoch to `epochs.csv` and the log, and send it to the loggers; raises `OSError`."""
+        record, interval = self.result.epochs[-1], self.config.log.images_every_epochs
+        self.send_steps(record["steps"])
+        self._num_sent_steps = 0
         if self.world.is_main:
-            record, interval = self.result.epochs[-1], self.config.log.images_every_epochs
-            self.result.append_epoch()
+            self.result.write_epochs()
             for logger in self._loggers:
                 logger.add_epoch(record)
             epoch = record["epoch"]

@@ -29,7 +29,7 @@ from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.optim.optimizers import EMA, OPTIMIZERS
 from vitmnist.optim.schedules import build_schedule
-from vitmnist.run_recorder import DrawImages, RunRecorder
+from vitmnist.run_recorder import RunRecorder
 from vitmnist.runtime.device import choose_device, use_deterministic_kernels
 from vitmnist.runtime.memory import keep_freed_memory
 from vitmnist.runtime.random_state import seed_rank
@@ -42,7 +42,7 @@ from vitmnist.tracking.pictures import draw_epoch_images
 from vitmnist.tracking.result import Result
 from vitmnist.training import build, checks
 from vitmnist.training.fine_tuning import scale_learning_rates
-from vitmnist.training.loop import evaluate, train_epoch
+from vitmnist.training.loop import EvalPass, evaluate, train_epoch
 from vitmnist.training.model_runner import ModelRunner
 from vitmnist.training.progress import EpochProgress
 from vitmnist.training.step import TrainStep
@@ -92,7 +92,7 @@ class Trainer:
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
-        config, recorder, stop, world = self.config, self.recorder, self.stop, self.world
+        config, recorder, stop = self.config, self.recorder, self.stop
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, recorder.record_outcome(stop):
@@ -113,11 +113,9 @@ class Trainer:
                         after_step = partial(finish_step, bar, checkpoints, progress)
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
                         eval_pass = evaluate(
-                            step.eval_model, eval_loader, step.preprocess, after_step, world, metrics=self.metrics
+                            step.eval_model, eval_loader, step.preprocess, after_step, self.world, metrics=self.metrics
                         )
-                    recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
-                    draw_images = partial(draw_epoch_images, dataset, sampler, step.preprocess, eval_pass.predictions)
-                    self.finish_epoch(checkpoints, draw_images)
+                    self.finish_epoch(progress, train_metrics, eval_pass, dataset, step, checkpoints)
                     progress = self._create_progress(sampler)
             del train_loader, eval_loader  # Free the samples: the test split may not fit next to them.
             recorder.record_end()
@@ -140,8 +138,10 @@ class Trainer:
         if config.init:
             return self.world.broadcast_object(partial(storage.read_initial_weights, config.init))
         if pretrained:
+            if pretrained.weights == "default":
+                return self.world.broadcast_object(pretrained.download)
             read = partial(storage.read_initial_weights, str(pretrained.weights), "model.weights")
-            return self.world.broadcast_object(pretrained.download if pretrained.weights == "default" else read)
+            return self.world.broadcast_object(read)
         return None
 
     def build_data(self) -> tuple[Dataset, EpochSampler]:
@@ -246,7 +246,9 @@ class Trainer:
         # Seed after all set-up, which draws random numbers; a checkpoint restores the generators after that.
         seed_rank(self.config.seed, self.world.rank)
         self.recorder.record_setup(dataset, step, train_loader)
-        checkpoints = CheckpointManager(self.config, dataset, step, self.recorder.result, self.stop, self.world)
+        checkpoints = CheckpointManager(
+            self.config, dataset, step, self.recorder.result, self.stop, self.world, self.recorder.send_steps
+        )
         progress = self._create_progress(train_loader.sampler)
         if checkpoint:
             checkpoints.restore(checkpoint, progress)
@@ -268,11 +270,11 @@ class Trainer:
         epochs = self.recorder.result.epochs
         return len(epochs) >= self.config.epochs_to_train or self.monitor.is_exhausted(epochs)
 
-    def progress_bar(self, progress: EpochProgress, num_batches: int) -> "tqdm[Any]":
+    def progress_bar(self, progress: EpochProgress, total_batches: int) -> "tqdm[Any]":
         """Return a bar for the batches of an epoch and its evaluation."""
         return tqdm(
             desc=f"epoch {progress.epoch + 1}",
-            total=num_batches,
+            total=total_batches,
             initial=progress.num_batches,
             unit="batch",
             leave=False,
@@ -280,13 +282,23 @@ class Trainer:
             disable=None if self.world.is_main else True,  # None: show the bar only if stderr is a terminal.
         )
 
-    def finish_epoch(self, checkpoints: CheckpointManager, draw_images: DrawImages) -> None:
-        """Write, log and save the last epoch of the record.
+    def finish_epoch(
+        self,
+        progress: EpochProgress,
+        train_metrics: Mapping[str, Any],
+        eval_pass: EvalPass,
+        dataset: Dataset,
+        step: TrainStep,
+        checkpoints: CheckpointManager,
+    ) -> None:
+        """Record, log and save an epoch. All that happens between two epochs is called here.
 
         Raises:
             DataError: the records or the checkpoint cannot be written. If the records cannot, the run is saved first.
             RunInterrupted: the run was asked to stop, and has been saved.
         """
+        self.recorder.add_epoch(progress, train_metrics, eval_pass, dataset.train.classes)
+        draw_images = partial(draw_epoch_images, dataset, progress.sampler, step.preprocess, eval_pass.predictions)
         result, is_last = self.recorder.result, self.is_done()
         # Save the best epoch only with a validation split: selecting it by the test split would bias its accuracy.
         is_best = self.monitor.best_epoch(result.epochs) == len(result.epochs) - 1 and result.eval_split == "validation"

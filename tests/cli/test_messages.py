@@ -79,7 +79,7 @@ MISTAKES_OF_RUNS = {  # found when the command line is parsed or a run is set up
     f"{SEARCH} optimizer.lr=0.1": "hydra/sweeper=optuna: nothing to search; set KEY=interval(LOW,HIGH) or",
     f"{SEARCH} optimizer.lr=interval(2,1)": "optimizer.lr=interval(2,1): cannot be searched: ",
     f"{SEARCH} {LR} hydra.sweeper.n_trials=0": "hydra.sweeper.n_trials=0: must be a whole number, at least 1",
-    f"{SEARCH} {LR} monitor=speed": "monitor=speed: not a metric of an epoch; ",
+    f"{SEARCH} {LR} monitor=speed": "monitor=speed: is not among the metrics of an epoch; ",
 }
 OF_SWEEPS = ("-m", "repeats", "hparams_search", "hydra/sweeper")  # The messages of these mistakes are one line.
 FILES = {  # files that exist before the command

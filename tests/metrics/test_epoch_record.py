@@ -17,6 +17,7 @@ from vitmnist.errors import DataError, ExitCode, TrainingError
 from vitmnist.metrics import METRICS, BatchMetricInfo, MetricInfo
 from vitmnist.metrics.epoch_record import Monitor, drop_non_finite
 from vitmnist.metrics.epoch_table import build_epoch_table, find_metric
+from vitmnist.optim.schedules import SCHEDULES
 from vitmnist.registry import Member, NoOptions
 from vitmnist.runtime.world import World
 from vitmnist.training import loop
@@ -144,3 +145,5 @@ def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_me
         build_epoch_table()
     with pytest.raises(ValueError, match="metrics: the info of 'plain' must be BatchMetricInfo or "):
         METRICS.register("plain", info=MetricInfo(unit="%", tag="plain", direction="max"))
+    with pytest.raises(ValueError, match=r"the options of 'plain' must derive from .*ScheduleOptions"):
+        SCHEDULES.register("plain", NoOptions)

@@ -23,26 +23,29 @@ def count_top_k(logits: Tensor, labels: Tensor, *, k: int) -> Tensor:
 
 
 def test_a_run_computes_the_selected_metrics_and_an_evaluation_others(
-    quick: list[str], tmp_path: Path, succeed: Printed, add_members: AddMembers
+    quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, add_members: AddMembers
 ) -> None:
     add_members(METRICS, top_k=Member(TopKOptions, count_top_k, BatchMetricInfo(unit="%", tag="k", direction="max")))
-    succeed(*quick, "metrics=[acc,{name: top_k, k: 10}]", "hydra.run.dir=run")
-    *_, epoch = result_of(tmp_path / "run")["epochs"]
-    assert {name for name in epoch if name.startswith("eval_")} == {"eval_acc", "eval_loss", "eval_s", "eval_top_k"}
-    assert epoch["train_top_k"] == epoch["eval_top_k"] == 100
-    evaluated = load_model(tmp_path / "run").evaluate(overrides=["metrics=[macro_f1,{name: top_k, k: 1}]"])
-    assert evaluated.metrics.keys() == {"macro_f1", "top_k"}
-    assert evaluated.metrics["top_k"] == evaluated.accuracy == epoch["eval_acc"]
+    succeed(
+        *quick, "metrics=[macro_f1,{name: top_k, k: 10}]", "monitor=macro_f1", "data.holdout=7", "hydra.run.dir=run"
+    )
+    result = result_of(tmp_path / "run")
+    names = {"eval_macro_f1", "eval_loss", "eval_s", "eval_top_k"}
+    assert {name for name in result["epochs"][-1] if name.startswith("eval_")} == names
+    assert result["epochs"][-1]["train_top_k"] == result["test"]["test_top_k"] == 100
+    evaluated = load_model(tmp_path / "run").evaluate(overrides=["metrics=[acc,{name: top_k, k: 1}]"])
+    assert evaluated.metrics == {"acc": evaluated.accuracy, "top_k": evaluated.accuracy}
+    changed = "metrics=[macro_f1,{name: top_k, k: 1}]"
+    assert "the run began with another configuration: metrics=" in refuse("resume=run", "epochs=9", changed)
 
 
 @pytest.mark.parametrize(
     ("selection", "message"),
     [
-        ("acc", "metrics=acc: must be list[Any] | null"),
         ("[ac]", "metrics.0.name=ac: not known; did you mean 'acc'?"),
         ("[acc,acc]", "metrics.1.name=acc: is selected twice"),
         ("[{name: acc, k: 1}]", "metrics.0.k: there is no such key; allowed: none"),
-        ("[macro_f1]", "monitor=eval_acc: not a metric of an epoch; did you mean"),
+        ("[macro_f1]", "monitor=eval_acc: is not among the metrics of an epoch; did you mean"),
     ],
 )
 def test_a_selection_that_cannot_be_used_is_one_message(

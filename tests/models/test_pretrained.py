@@ -37,7 +37,6 @@ def test_a_run_reads_the_weights_once_and_a_stopped_one_ends_as_an_uninterrupted
     typed = [*quick, *model, "optimizer=adamw", "optimizer.layer_decay=0.75", "ema_decay=0.9"]
     output = succeed(*typed, "hydra.run.dir=whole")
     assert f"started from {len(state) - 2} of {len(state)} weights of model.weights" in output
-    assert re.search(rf"weights of {SMALL['timm']} expect images of \d+×\d+ .* with mean \[0.*normalize\)", output)
     assert train_here(*typed, "max_minutes=0", "hydra.run.dir=cut").returncode == 75
     (tmp_path / "weights.safetensors").unlink()
     succeed("resume=cut", "max_minutes=null")

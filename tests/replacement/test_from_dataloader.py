@@ -49,7 +49,6 @@ def nested(index: int) -> dict[str, Any]:
         "pair": (index, torch.tensor([index, -index], dtype=torch.int16)),
         "flag": index % 2 == 0,
         "inner": OrderedDict(half=torch.full((2,), index / 3, dtype=torch.float16), list=[index / 9]),
-        "brain": torch.tensor(index / 3, dtype=torch.bfloat16),
         "point": Point(float(index), np.float32("nan") if index == 3 else np.float32(index)),
         "nothing": torch.zeros(0),
     }

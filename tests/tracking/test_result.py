@@ -15,16 +15,12 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def test_a_killed_run_keeps_its_rows_and_repeats_none(
     quick: list[str], start: Start, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
-    """Its only checkpoint is older than its last row, which may be cut off; a row is appended to the same file."""
+    """Its only checkpoint is older than its last rows."""
     run = tmp_path / "run"
     succeed(*quick, "epochs=1", "hydra.run.dir=run")
     started = start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 2/100000")
-    with (run / "epochs.csv").open() as table:
-        started.until("epoch 5/100000").kill_group()
-        assert "\n3," in table.read()
+    started.until("epoch 5/100000").kill_group()
     assert [row["epoch"] for row in rows(run)][:4] == ["0", "1", "2", "3"]
-    with (run / "epochs.csv").open("a") as table:
-        table.write("99,0.1")
     assert train_here("resume=run", "epochs=2", "max_minutes=0").returncode == ExitCode.UNFINISHED
     assert [row["epoch"] for row in rows(run)] == ["0"]
     for epochs in (2, 3):

@@ -212,7 +212,7 @@ def test_a_save_waits_for_the_device_once(tiny: Dataset, reads: list[str], monke
     monkeypatch.setattr(storage, "write_checkpoint", lambda *arguments: None)
     result, step = Result(folder=Path(), dataset={"sha256": {}}), make_sgd_step(make_model(), tiny)
     config = validate(Config, compose([]))
-    checkpoints = CheckpointManager(config, tiny, step, result, StopSignal(), SINGLE_PROCESS)
+    checkpoints = CheckpointManager(config, tiny, step, result, StopSignal(), SINGLE_PROCESS, list)
     reads.clear()
     checkpoints.save(None)
     assert reads == ["__bool__"]

@@ -1,15 +1,14 @@
 """Saves and restores the checkpoints of a run."""
 
-import json
 import logging
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors.torch import save as to_safetensors
 
 from vitmnist.augment.preprocess import get_input_size
 from vitmnist.checkpoint import storage
@@ -17,7 +16,6 @@ from vitmnist.checkpoint.storage import Checkpoint
 from vitmnist.config.schema import Config, fill_defaults, find_changeable_keys, to_json_values
 from vitmnist.data.datasets.base import Dataset, Split
 from vitmnist.errors import DataError, TrainingError
-from vitmnist.runtime.files import write_atomic
 from vitmnist.runtime.random_state import RandomState
 from vitmnist.runtime.signals import StopReason, StopSignal, create_interruption
 from vitmnist.runtime.timer import EpochTimer
@@ -35,6 +33,7 @@ class CheckpointManager:
     """Saves and restores the checkpoints of a run; rank 0 writes them for all ranks.
 
     A checkpoint does not depend on the number of ranks: all ranks have the same weights, and their sums are combined.
+    Within an epoch, its logged steps are sent to the loggers with each checkpoint.
     """
 
     config: Config
@@ -43,6 +42,7 @@ class CheckpointManager:
     result: Result
     stop: StopSignal
     world: World
+    send_steps: Callable[[Sequence[Mapping[str, Any]]], None]
 
     def __post_init__(self) -> None:
         self._model_info = make_model_info(self.config, self.dataset.train)
@@ -100,6 +100,7 @@ class CheckpointManager:
             timer.begin("saving")
             progress.check_finite()
             self.save(progress)
+            self.send_steps(progress.logged_steps())
             timer.begin("other")
         if stopping:
             self._interrupt(stopping)
@@ -137,12 +138,8 @@ class CheckpointManager:
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
-        if not self.world.is_main:
-            return
-        # Copy each weight: safetensors refuses weights that share memory, such as tied weights.
-        weights = {name: value.contiguous().cpu().clone() for name, value in self.step.eval_model.state_dict().items()}
-        content = to_safetensors(weights, {"vitmnist": json.dumps(self._model_info)})
-        write_atomic(self.result.folder / storage.FOLDER / storage.WEIGHT_FILES["final"], content)
+        if self.world.is_main:
+            storage.write_final_weights(self.result.folder, self.step.eval_model.state_dict(), self._model_info)
 
 
 def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:

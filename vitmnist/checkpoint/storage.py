@@ -14,7 +14,7 @@ import json
 import logging
 import pickle
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
 from torch.serialization import safe_globals
 
 from vitmnist.errors import ConfigError, DataError, classify_error, join_names
@@ -76,6 +77,14 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False
     if is_best:
         write_atomic(checkpoints / "best.pt", content)
     write_atomic(last, content, previous if last.exists() else None)
+
+
+def write_final_weights(folder: Path, weights: Mapping[str, torch.Tensor], model_info: dict[str, Any]) -> None:
+    """Write `final.safetensors` in the folder of a run; raises `OSError`."""
+    # Copy each weight: safetensors refuses weights that share memory, such as tied weights.
+    copies = {name: value.contiguous().cpu().clone() for name, value in weights.items()}
+    content = to_safetensors(copies, {"vitmnist": json.dumps(model_info)})
+    write_atomic(folder / FOLDER / WEIGHT_FILES["final"], content)
 
 
 def read_newest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -153,7 +162,7 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
         checkpoint = read_checkpoint_file(path)
         if checkpoint["progress"] and checkpoint["step"].get("averages_weights"):
             raise DataError(f"{path}: has no averaged weights within an epoch; resume the run until the epoch ends")
-        return checkpoint["model_info"], (checkpoint["step"]["ema"] or checkpoint["step"])["model"]
+        return checkpoint["model_info"], get_evaluated_weights(checkpoint)
     with safe_open(path, framework="pt") as file:
         info = json.loads((file.metadata() or {})["vitmnist"])
         return info, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # The file is not a dict.
@@ -168,8 +177,12 @@ def read_best_weights(run: Path, epoch: int | None) -> dict[str, torch.Tensor]:
     checkpoint = read_checkpoint_file(path)
     if len(checkpoint["epochs"]) - 1 != epoch:
         raise DataError(f"{path}: has the weights of epoch {len(checkpoint['epochs'])}, which is not the best one")
-    weights: dict[str, torch.Tensor] = (checkpoint["step"]["ema"] or checkpoint["step"])["model"]
-    return weights
+    return get_evaluated_weights(checkpoint)
+
+
+def get_evaluated_weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the averaged weights if the run has an EMA, else the weights of the model."""
+    return dict((checkpoint["step"]["ema"] or checkpoint["step"])["model"])
 
 
 def read_initial_weights(init: str, key: str = "init") -> dict[str, torch.Tensor]:

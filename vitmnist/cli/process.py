@@ -15,7 +15,7 @@ from pathlib import Path
 from vitmnist.cli.messages import classify_cli_error
 from vitmnist.errors import ConfigError, PeerError, RunInterrupted
 from vitmnist.runtime.files import display_path
-from vitmnist.runtime.run_folder import has_records
+from vitmnist.runtime.run_folder import CHECKPOINTS, has_records
 from vitmnist.runtime.signals import exit_interrupted, handle_signals
 from vitmnist.runtime.world import SINGLE_PROCESS, World, is_distributed
 
@@ -71,4 +71,4 @@ def resume_hint(folder: Path, command: str) -> str:
     if not has_records(folder):
         return ""
     results = f"; results: {display_path(folder)}"
-    return f"{results}, resume with\n    {command}" if any(folder.glob("**/checkpoints/*.pt")) else results
+    return f"{results}, resume with\n    {command}" if any(folder.rglob(CHECKPOINTS)) else results

@@ -74,7 +74,8 @@ def start_run(run: ConfiguredRun, stop: StopSignal, world: World = SINGLE_PROCES
         if world.is_main:
             print(message)
         return None
-    return import_trainer()(run.config, run.folder, run.overrides, stop, world).fit()
+    trainer_class = import_trainer()
+    return trainer_class(run.config, run.folder, run.overrides, stop, world).fit()
 
 
 @cache

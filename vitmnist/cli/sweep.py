@@ -28,6 +28,7 @@ from vitmnist.config import parse_key, without_keys
 from vitmnist.config.schema import Config
 from vitmnist.config.validation import validate
 from vitmnist.errors import ConfigError, RunInterrupted, TimeLimitReached, TrainingError
+from vitmnist.metrics import MetricCollection
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime import signals
 from vitmnist.runtime.files import display_path
@@ -86,7 +87,7 @@ def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra_values: DictC
             "python, or each job with torchrun"
         )
     # Raise an error for an unknown metric before the first job.
-    find_metric(values.monitor, "monitor")
+    find_metric(values.monitor, "monitor", MetricCollection(values.metrics).infos)
     # The names of the jobs' folders contain only the keys that the sweep varies.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}

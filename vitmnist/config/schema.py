@@ -124,7 +124,7 @@ class Config:
     optimizer: dict[str, Any] = config_field(registry="vitmnist.optim.optimizers:OPTIMIZERS")
     schedule: dict[str, Any] = config_field(registry="vitmnist.optim.schedules:SCHEDULES")
     trainer: TrainerConfig = section(TrainerConfig)
-    metrics: list[Any] | None = config_field(None, affects="time_and_rounding")
+    metrics: list[Any] | None = None
     monitor: str = config_field()
     patience: int | None = config_field(at_least=1, may_change_on_resume=True)
     ema_decay: float | None = config_field(above=0, below=1)

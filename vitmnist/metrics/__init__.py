@@ -74,7 +74,7 @@ class ProbabilityMetricInfo(MetricInfo):
 
 
 METRICS: ConfigGroup[object, ..., Tensor]
-METRICS = ConfigGroup("metrics", __package__, (BatchMetricInfo, ConfusionMetricInfo, ProbabilityMetricInfo))
+METRICS = ConfigGroup("metrics", __package__, info_types=(BatchMetricInfo, ConfusionMetricInfo, ProbabilityMetricInfo))
 """Functions of the arguments that their `info` describes, with the options as keywords."""
 
 
@@ -107,7 +107,7 @@ class MetricCollection:
         """Return the functions of the metrics of a kind, by name."""
         return {name: compute for name, compute in self.functions.items() if isinstance(self.infos[name], kind)}
 
-    def evaluate(self, matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
+    def compute(self, matrix: Tensor, probabilities: Tensor | None, labels: Tensor) -> dict[str, float]:
         """Compute the metrics of all predictions of an evaluation, by name, in their units.
 
         The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.

@@ -13,7 +13,7 @@ from vitmnist.metrics.epoch_table import EpochMetric
 log = logging.getLogger(__name__)
 
 EpochRecord = dict[str, Any]
-"""An epoch in `result.json`: `epoch` (counted from 0), the value of each metric in `build_epoch_table()` (None if this
+"""An epoch in `result.json`: `epoch` (counted from 0), the value of each time, memory and selected metric (None if this
 machine cannot measure it), `first_of_start`, `ended_at` (seconds since 1970), and `steps`, a list of
 `{step, loss, lr, grad_norm}`."""
 

@@ -103,4 +103,4 @@ def find_metric(name: str, key: str, selected: Mapping[str, MetricInfo] | None =
     by_name = build_epoch_table(selected)
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
-    raise ConfigError(f"{key}={name}: not a metric of an epoch; {suggest_names(name, by_name)}")
+    raise ConfigError(f"{key}={name}: is not among the metrics of an epoch; {suggest_names(name, by_name)}")

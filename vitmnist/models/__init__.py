@@ -10,7 +10,7 @@ MODELS = ConfigGroup[object, [tuple[int, int, int], int], nn.Module]("model", __
 """Options may derive from `PretrainedOptions`.
 
 A model may define `no_weight_decay` (`make_decay_groups` in vitmnist/optim/optimizers.py), `layer_pattern` or
-`group_matcher`, and `pretrained_cfg` (`find_layers` and `log_expected_input` in vitmnist/training/fine_tuning.py).
+`group_matcher` (`find_layers` in vitmnist/training/fine_tuning.py).
 """
 
 

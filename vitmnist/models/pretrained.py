@@ -54,9 +54,6 @@ def build_torchvision(options: TorchvisionOptions, shape: tuple[int, int, int], 
     if shape[0] != 3:
         stem = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
         stem.in_channels, stem.weight = shape[0], nn.Parameter(adapt_input_channels(stem.weight.detach(), shape[0]))
-    expected = models.get_model_weights(name).DEFAULT.transforms()
-    # As models of timm have it.
-    model.pretrained_cfg = {"input_size": (3, *2 * expected.crop_size), "mean": expected.mean, "std": expected.std}
     model.layer_pattern = BLOCKS
     model.no_weight_decay = [name for name, _ in model.named_parameters() if name.endswith(NO_WEIGHT_DECAY)]
     return model

@@ -24,7 +24,7 @@ class OptimizerOptions:
     layer_decay: float | None = config_field(None, above=0, at_most=1)
 
 
-OPTIMIZERS = ConfigGroup[OptimizerOptions, [nn.Module, bool], Optimizer]("optimizer", __package__)
+OPTIMIZERS = ConfigGroup[OptimizerOptions, [nn.Module, bool], Optimizer]("optimizer", __package__, OptimizerOptions)
 
 
 @dataclass

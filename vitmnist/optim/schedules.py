@@ -35,7 +35,7 @@ class ScheduleState:
     monitored: Sequence[float | None]
 
 
-SCHEDULES = ConfigGroup[ScheduleOptions, [ScheduleState], float]("schedule", __package__)
+SCHEDULES = ConfigGroup[ScheduleOptions, [ScheduleState], float]("schedule", __package__, ScheduleOptions)
 """Functions of (options, state) that return the factor of the learning rate."""
 
 
@@ -99,7 +99,7 @@ class PlateauOptions(ScheduleOptions):
     follows_monitor: ClassVar[bool] = True
 
 
-@SCHEDULES.register("constant", ScheduleOptions)
+@SCHEDULES.register("constant")
 def constant(options: ScheduleOptions, state: ScheduleState) -> float:
     """Constant learning rate, as in the articles."""
     return 1.0

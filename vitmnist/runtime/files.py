@@ -71,12 +71,6 @@ def rename(source: Path, target: Path) -> None:
         time.sleep(RENAME_S / 100)
 
 
-def append_bytes(path: Path, content: bytes) -> None:
-    """Append to a file; raises `OSError`, whose `filename` is `path`."""
-    with attach_filename(path), path.open("ab") as file:
-        file.write(content)
-
-
 def display_path(path: Path | str) -> str:
     """Format a path for messages: relative below the working directory, absolute otherwise, with slashes."""
     absolute = Path(os.path.abspath(path))

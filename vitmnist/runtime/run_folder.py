@@ -10,6 +10,8 @@ from vitmnist.runtime.files import display_path
 
 LOCK_NAME = ".lock"
 """The name of the file in the folder of a run or sweep that its process locks."""
+CHECKPOINTS = "checkpoints/*.pt"
+"""The pattern of the checkpoints in the folder of a run."""
 
 
 class InUseError(ConfigError):
@@ -52,9 +54,9 @@ def lock_folder(folder: Path, key: str = "hydra.run.dir", *, refuse_existing: bo
 
 def has_records(folder: Path) -> bool:
     """Whether the folder of a run or sweep has a `result.json` or a checkpoint."""
-    return any(any(folder.rglob(name)) for name in ("result.json", "checkpoints/*.pt"))
+    return any(any(folder.rglob(name)) for name in ("result.json", CHECKPOINTS))
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a folder has a checkpoint, complete or not."""
-    return any(folder.glob("checkpoints/*.pt"))
+    return any(folder.glob(CHECKPOINTS))

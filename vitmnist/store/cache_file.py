@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitmnist.errors import DataError
+from vitmnist.errors import DataError, as_data_error
 from vitmnist.runtime.file_lock import wait_for_lock
 from vitmnist.runtime.files import read_json_or_yaml, rename, write_atomic
 from vitmnist.runtime.memory import OutOfSpaceError, format_mib, map_private
@@ -131,7 +131,8 @@ def _translate_os_errors(folder: Path) -> Iterator[None]:
 def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) -> None:
     counts = [0] * len(files)
     for chunk in chunks:
-        arrays = [_to_array(tensor.detach().contiguous()) for tensor in chunk]
+        with as_data_error("cache"):  # NumPy has no bfloat16, for example.
+            arrays = [tensor.detach().contiguous().numpy() for tensor in chunk]
         with _translate_os_errors(folder):
             if not any(counts):
                 needed = size * sum(array.nbytes for array in arrays) // max(len(arrays[-1]), 1)
@@ -154,15 +155,6 @@ def _write(folder: Path, files: Sequence[IO[bytes]], size: int, chunks: Chunks) 
             os.fsync(file.fileno())
 
 
-def _to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor as an array. NumPy has no bfloat16, so its bits become integers in a field named bfloat16."""
-    try:
-        return tensor.numpy()
-    except TypeError:
-        bits = tensor.view(getattr(torch, f"int{8 * tensor.itemsize}")).numpy()
-        return bits.view([(str(tensor.dtype).removeprefix("torch."), bits.dtype)])
-
-
 def _write_headers(files: Sequence[IO[bytes]], arrays: Sequence[np.ndarray[Any, Any]], counts: Sequence[int]) -> None:
     """Write the headers of `.npy` files for these numbers of rows. NumPy pads all headers to one length."""
     for file, array, count in zip(files, arrays, counts, strict=True):
@@ -176,10 +168,7 @@ def _map(file: IO[bytes]) -> Tensor:
     file.seek(0)
     np.lib.format.read_magic(file)
     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    array = np.ndarray(shape, dtype, map_private(file), offset=file.tell())
-    if dtype.names:  # The only field has the name of the dtype in torch; see `_to_array`.
-        return torch.from_numpy(array[dtype.names[0]]).view(getattr(torch, dtype.names[0]))
-    return torch.from_numpy(array)
+    return torch.from_numpy(np.ndarray(shape, dtype, map_private(file), offset=file.tell()))
 
 
 def _open(entry: Path, names: Sequence[str]) -> CacheEntry:

@@ -13,8 +13,6 @@ from vitmnist.runtime.world import World
 from vitmnist.timing.table import Bottleneck, format_bottleneck
 from vitmnist.tracking.bottleneck import advise_on_launches, find_bottleneck
 from vitmnist.tracking.result import Result, list_main_test_metrics
-from vitmnist.training.build import find_pretrained
-from vitmnist.training.fine_tuning import log_expected_input
 from vitmnist.training.step import TrainStep
 
 log = logging.getLogger(__name__)
@@ -41,9 +39,6 @@ def log_setup(config: Config, result: Result, dataset: Dataset, step: TrainStep,
     log.info(
         "each epoch is evaluated on the %s split, %s images", dataset.eval_split_name, f"{len(dataset.eval_split):,}"
     )
-    if pretrained := find_pretrained(config):
-        size = step.preprocess.augment.crop_size or dataset.train.images.shape[2:]
-        log_expected_input(pretrained.architecture, step.model, size, dataset.train)
     if compile_s := step.runner.compile_s:
         action = "compilation" if step.runner.options.compile else "capturing the graph"
         log.info("%s took %.1f s, which are not part of an epoch", action, compile_s)
@@ -74,7 +69,7 @@ def log_early_stop(result: Result, monitor: Monitor) -> None:
 def log_test(test: Mapping[str, Any], best: int, monitored: EpochMetric) -> None:
     """Log the evaluation on the test split; `best` is the best epoch, counted from 1."""
     shown = {metric.name.removeprefix("test_"): metric for metric in list_main_test_metrics(monitored)}
-    measured = {name: metric for name, metric in shown.items() if test[metric.name] is not None}
+    measured = {name: metric for name, metric in shown.items() if test.get(metric.name) is not None}
     values = " ".join(f"{name} {metric.format(test[metric.name])}" for name, metric in measured.items())
     log.info("test split  %s  (best weights, of epoch %d)", values, best)
 

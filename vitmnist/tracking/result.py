@@ -17,7 +17,6 @@ from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import LOSS, EpochMetric, build_epoch_table
 from vitmnist.runtime.files import (
     UnreadableError,
-    append_bytes,
     display_path,
     encode_csv,
     read_json_or_yaml,
@@ -104,22 +103,14 @@ class Result:
 
     def write_epochs(self) -> None:
         """Write `epochs.csv`, a row for each epoch, for spreadsheets and pandas; raises `OSError`."""
-        write_atomic(self.folder / "epochs.csv", encode_csv(list_epoch_columns(), self.epochs).encode())
-
-    def append_epoch(self) -> None:
-        """Append the last epoch to `epochs.csv`; raises `OSError`. In a long run, rewriting the file would be slow."""
-        _, _, row = encode_csv(list_epoch_columns(), self.epochs[-1:]).partition("\n")
-        append_bytes(self.folder / "epochs.csv", row.encode())
+        columns = "epoch", *build_epoch_table(), "first_of_start", "ended_at"
+        write_atomic(self.folder / "epochs.csv", encode_csv(columns, self.epochs).encode())
 
     def write_config(self) -> None:
         """Write the overrides, and the configuration for `resume=`; raises `OSError`."""
         (self.folder / CONFIG_FILE).parent.mkdir(exist_ok=True)
         for name, record in ((CONFIG_FILE, self.config), (OVERRIDES, self.overrides)):
             write_atomic(self.folder / name, yaml.safe_dump(record, sort_keys=False, allow_unicode=True).encode())
-
-
-def list_epoch_columns() -> tuple[str, ...]:
-    return "epoch", *build_epoch_table(), "first_of_start", "ended_at"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def check_eval_split(dataset: Dataset, config: Config) -> None:
     if dataset.eval_split_name == "train":
         advice = "data.fold=0" if dataset.folds else "data.holdout=0.1"
         raise ConfigError(f"{dataset.name}: has neither validation nor test images; set {advice}")
-    key = f"patience={config.patience}" if config.patience else "schedule=plateau"
+    key = f"patience={config.patience}" if config.patience else f"schedule={config.schedule['name']}"
     _, schedule = SCHEDULES.resolve(config.schedule)
     if (config.patience or schedule.follows_monitor) and dataset.validation is None:
         raise ConfigError(
@@ -103,7 +103,7 @@ def check_loss(values: Mapping[str, Any], train: Split, has_mixing: bool) -> Non
 def check_metric_functions(metrics: MetricCollection, num_classes: int) -> None:
     """Try the metrics; raise `ConfigError` for one of a batch that is not a sum: a mean would be divided twice."""
     classes = torch.eye(num_classes)
-    metrics.evaluate(classes.long(), classes, torch.arange(num_classes))
+    metrics.compute(classes.long(), classes, torch.arange(num_classes))
     labels = torch.arange(7) % num_classes
     predictions = (labels + torch.arange(7) // 3) % num_classes  # The first three are right.
     logits = F.one_hot(predictions, num_classes).float()

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from vitmnist.data.datasets.base import Split
 from vitmnist.errors import ConfigError, join_names
 from vitmnist.models.pretrained import fit_weights
 
@@ -25,22 +24,6 @@ def load_pretrained(model: nn.Module, weights: Mapping[str, Tensor], skip: Seque
     """Load the weights of `model.weights`, fitted to the images and classes; raises `ConfigError` as `init` does."""
     fitted, head = fit_weights({**_rename_weights(weights, model)}, model, num_classes)
     load_matching_weights(model, fitted, [*skip, *head], "model.weights")
-
-
-def log_expected_input(architecture: str, model: Any, size: Sequence[int], train: Split) -> None:
-    """Log the input of the model's `pretrained_cfg`, if the run's images have another size or other statistics.
-
-    It is a dict with `input_size` (channels, height and width), `mean` and `std`, as in models of timm.
-    """
-    if not hasattr(model, "pretrained_cfg"):
-        return
-    values = (tuple(model.pretrained_cfg[key]) for key in ("input_size", "mean", "std"))
-    (_, height, width), mean, std = values
-    if (height, width, mean, std) != (*size, train.mean, train.std):
-        log.info(
-            "weights of %s expect images of %d×%d (data.dataset.size) with mean %s and std %s (data.normalize)",
-            *(architecture, height, width, list(mean), list(std)),
-        )
 
 
 def load_matching_weights(

@@ -38,7 +38,7 @@ def train_epoch(
         TrainingError: a loss is not finite; the message names the first such step.
     """
     timer = progress.timer
-    if progress.num_batches < len(loader):  # Else the run was stopped in the evaluation that follows, in its mode.
+    if progress.num_batches < len(loader):  # A run that was stopped in the evaluation resumes in evaluation mode.
         step.train_mode()
     timer.start()  # It synchronises first, so work queued earlier does not count towards this epoch.
     for batch in timer.waiting(step.batches(loader, progress.epoch, start=progress.num_batches)):
@@ -100,7 +100,7 @@ def evaluate(
     predictions = gather_predictions(batches, sampler, world)
     values = {
         **accumulator.compute(),
-        **metrics.evaluate(predictions.confusion_matrix(), predictions.probabilities, predictions.labels),
+        **metrics.compute(predictions.confusion_matrix(), predictions.probabilities, predictions.labels),
         "s": sum(seconds.values()),
     }
     return EvalPass({f"{split}_{name}": value for name, value in values.items()}, predictions, save_s)

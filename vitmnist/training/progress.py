@@ -31,7 +31,7 @@ class EpochProgress:
         log_every: int | None = None,
         world: World = SINGLE_PROCESS,
     ) -> None:
-        self.epoch = epoch
+        self.epoch, self.sampler = epoch, sampler
         self.timer = EpochTimer(device)
         self.accumulator = MetricAccumulator(sampler, device, world)
         self._log_every = log_every
@@ -129,15 +129,14 @@ class MetricAccumulator:
     def __init__(self, sampler: EpochSampler, device: torch.device, world: World = SINGLE_PROCESS) -> None:
         self.num_batches = 0
         """The number of batches so far."""
-        self._sampler, self._device, self._world = sampler, device, world
-        self._sums: dict[str, Tensor] = {}
+        self._sampler, self._world = sampler, world
+        self._sums = {"loss": torch.zeros(len(sampler), dtype=torch.float64, device=device)}
         """The sums of each batch, float64 `[batches]`, which represents counts and float32 losses exactly."""
 
     def update(self, sums: MetricSums) -> None:
         """Store the sums over this rank's images of the next batch."""
         if not self.num_batches:
-            zeros = torch.zeros(len(self._sampler), dtype=torch.float64, device=self._device)
-            self._sums = {name: zeros.clone() for name in sums}
+            self._sums = {name: torch.zeros_like(self._sums["loss"]) for name in sums}
         # An epoch that is resumed with other metrics has only those that all of its batches have.
         self._sums = {name: values for name, values in self._sums.items() if name in sums}
         for name, values in self._sums.items():
@@ -173,5 +172,5 @@ class MetricAccumulator:
         """Continue from `state_dict()`, also with another number of ranks."""
         self.num_batches = int(state["num_batches"])
         # The saved sums are over all ranks, so the other ranks start from 0.
-        factor = 1 if self._world.is_main else 0
-        self._sums = {name: factor * values.to(self._device) for name, values in state["sums"].items()}
+        factor, device = int(self._world.is_main), self._sums["loss"].device
+        self._sums = {name: factor * values.to(device) for name, values in state["sums"].items()}

@@ -9,7 +9,7 @@ from PIL import Image
 from tensorboard.backend.event_processing import plugin_event_accumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 
-from tests.conftest import Printed, result_of
+from tests.conftest import Printed, Train, result_of
 from tests.support.outputs import events
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.metrics.epoch_table import build_epoch_table
@@ -114,6 +114,7 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
         board = TensorBoard(NoOptions(), tmp_path, result)
         for epoch in range(done, done + trained):
             result.epochs.append(record(epoch, attempt))
+            board.add_steps(result.epochs[-1]["steps"])
             board.add_epoch(result.epochs[-1])
         epochs = result.epochs
     expected = [epoch["epoch_s"] for epoch in epochs]
@@ -128,3 +129,16 @@ def test_epochs_and_steps_are_shown_once_if_resumed(
     assert [(event.step, event.value) for event in shown.Scalars("train_step/loss")] == [
         (step["step"] + 1, step["loss"]) for epoch in epochs for step in epoch["steps"]
     ]
+
+
+def test_steps_are_shown_with_a_checkpoint_within_their_epoch_and_once(
+    train_here: Train, succeed: Printed, images_at_end: list[str], tmp_path: Path
+) -> None:
+    train_here(*images_at_end, "log.every_steps=1", "max_minutes=1e-9", "hydra.run.dir=here")
+    shown = events(tmp_path / "here")
+    assert [event.step for event in shown.Scalars("train_step/loss")] == [1]
+    assert "eval/acc" not in shown.Tags()["scalars"]
+    succeed("resume=here", "max_minutes=null")
+    num_steps = sum(len(epoch["steps"]) for epoch in result_of(tmp_path / "here")["epochs"])
+    shown_steps = [event.step for event in events(tmp_path / "here").Scalars("train_step/loss")]
+    assert shown_steps == [*range(1, num_steps + 1)]

@@ -20,6 +20,7 @@ def test_each_start_is_a_run_of_wandb_with_all_epochs(tmp_path: Path, monkeypatc
     result = Result(folder=tmp_path, epochs=epochs[:3], config=config)
     logger = Wandb(WandbOptions(), tmp_path, result)
     assert wandb.init.call_args.kwargs.items() >= config.items()
+    logger.add_steps(epochs[3]["steps"])
     logger.add_epoch(epochs[3])
     logger.add_images({"worst_mistakes": MagicMock()}, 3)
     log = wandb.init.return_value.log

@@ -191,7 +191,7 @@ class DatasetOptions:
         return {}
 
 
-DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__)
+DATASETS = ConfigGroup[DatasetOptions, [Path], Dataset]("data/dataset", __package__, DatasetOptions)
 
 
 @dataclass

@@ -32,6 +32,9 @@ class Logger(AbstractContextManager["Logger"]):
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """End the run, after logging `get_run_scalars`; `kind` is None if the run was completed."""
 
+    def add_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Log steps, as in `record["steps"]`: after each checkpoint within an epoch, and before `add_epoch`."""
+
     def add_epoch(self, record: EpochRecord) -> None:
         """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
         raise NotImplementedError

@@ -2,8 +2,9 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class MLflow(Logger):
         params = [mlflow.entities.Param(_key(key), str(value)) for key, value in flatten_keys(config).items()]
         self._log("params", params)
         for record in result.epochs:
+            self.add_steps(record["steps"])
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -52,12 +54,13 @@ class MLflow(Logger):
         failure = "FAILED" if kind and issubclass(kind, Exception) else "KILLED"
         self._call(self._client.set_terminated, self._id, failure if kind else "FINISHED")
 
+    def add_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        metrics = [self._metrics(get_step_scalars(step), step["step"] + 1, time.time()) for step in steps]
+        self._log("metrics", [*chain.from_iterable(metrics)])
+
     def add_epoch(self, record: EpochRecord) -> None:
-        ended_at = record["ended_at"]
-        metrics = self._metrics(get_epoch_scalars(record, self._result), record["epoch"] + 1, ended_at)
-        for step in record["steps"]:
-            metrics += self._metrics(get_step_scalars(step), step["step"] + 1, ended_at)
-        self._log("metrics", metrics)
+        scalars = get_epoch_scalars(record, self._result)
+        self._log("metrics", self._metrics(scalars, record["epoch"] + 1, record["ended_at"]))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, image in images.items():

@@ -2,7 +2,8 @@
 
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from vitmnist.config import is_under
 from vitmnist.config.schema import IGNORED_KEYS, flatten_keys
 from vitmnist.metrics.epoch_record import EpochRecord
 from vitmnist.registry import NoOptions
-from vitmnist.runtime.files import append_bytes, read_json_or_yaml
+from vitmnist.runtime.files import attach_filename, read_json_or_yaml
 from vitmnist.tracking.loggers import LOGGERS, Logger, get_epoch_scalars, get_run_scalars, get_step_scalars
 from vitmnist.tracking.result import Result
 
@@ -47,25 +48,24 @@ class TensorBoard(Logger):
         start = Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
         overrides, config = "\n".join(result.overrides), yaml.safe_dump(result.config, sort_keys=False)
         texts = _event(text("config", f"Overrides:\n```\n{overrides}\n```\nAll keys:\n```yaml\n{config}```"), first)
-        earlier_steps = [event for record in result.epochs for event in self._steps(record, first)]
-        self._append(version, start, texts, _event(_hyperparameters(result), first), *earlier_steps)
+        self._append(version, start, texts, _event(_hyperparameters(result), first))
+        self.add_steps([step for record in result.epochs for step in record["steps"] if step["step"] + 1 >= first])
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if scalars := get_run_scalars(self._result):
             self._append(*self._scalars(scalars, len(self._result.epochs), time.time()))
 
+    def add_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        events = (self._scalars(get_step_scalars(values), values["step"] + 1, time.time()) for values in steps)
+        self._append(*chain.from_iterable(events))
+
     def add_epoch(self, record: EpochRecord) -> None:
         values = get_epoch_scalars(record, self._result)
-        self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]), *self._steps(record))
+        self._append(*self._scalars(values, record["epoch"] + 1, record["ended_at"]))
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
         for name, picture in images.items():
             self._append(_event(image(f"visuals/{name}", np.asarray(picture), dataformats="HWC"), epoch + 1))
-
-    def _steps(self, record: EpochRecord, first: int = 1) -> Iterator[Event]:
-        for values in record["steps"]:
-            if values["step"] + 1 >= first:
-                yield from self._scalars(get_step_scalars(values), values["step"] + 1, record["ended_at"])
 
     def _scalars(self, values: Mapping[str, float], step: int, wall_time: float) -> Iterator[Event]:
         """Yield an event for each value, so that a truncated file loses few values."""
@@ -78,7 +78,8 @@ class TensorBoard(Logger):
         writer = RecordWriter(content)
         for event in events:
             writer.write(event.SerializeToString())
-        append_bytes(self._path, content.getvalue())
+        with attach_filename(self._path), self._path.open("ab") as file:
+            file.write(content.getvalue())
 
 
 def _hyperparameters(result: Result) -> Summary:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vitmnist.errors import ConfigError, MissingExtraError, first_line
 from vitmnist.metrics.epoch_record import EpochRecord
@@ -57,6 +57,7 @@ class Wandb(Logger):
         for prefix, axis in (("*", "epoch"), ("train_step/*", "train_step/number")):
             self._run.define_metric(prefix, step_metric=axis)
         for record in result.epochs:
+            self.add_steps(record["steps"])
             self.add_epoch(record)
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -64,9 +65,11 @@ class Wandb(Logger):
             self._log({"epoch": len(self._result.epochs), **scalars})
         self._run.finish(exit_code=int(kind is not None))
 
-    def add_epoch(self, record: EpochRecord) -> None:
-        for values in record["steps"]:
+    def add_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        for values in steps:
             self._log({"train_step/number": values["step"] + 1, **get_step_scalars(values)})
+
+    def add_epoch(self, record: EpochRecord) -> None:
         self._log({"epoch": record["epoch"] + 1, **get_epoch_scalars(record, self._result)})
 
     def add_images(self, images: Mapping[str, Image.Image], epoch: int) -> None:
