@@ -26,9 +26,8 @@ def test_a_run_computes_the_selected_metrics_and_an_evaluation_others(
     quick: list[str], tmp_path: Path, succeed: Printed, refuse: Printed, add_members: AddMembers
 ) -> None:
     add_members(METRICS, top_k=Member(TopKOptions, count_top_k, BatchMetricInfo(unit="%", tag="k", direction="max")))
-    succeed(
-        *quick, "metrics=[macro_f1,{name: top_k, k: 10}]", "monitor=macro_f1", "data.holdout=7", "hydra.run.dir=run"
-    )
+    metrics = "metrics=[macro_f1,{name: top_k, k: 10}]", "monitor=macro_f1"
+    succeed(*quick, *metrics, "data.holdout=7", "hydra.run.dir=run")
     result = result_of(tmp_path / "run")
     names = {"eval_macro_f1", "eval_loss", "eval_s", "eval_top_k"}
     assert {name for name in result["epochs"][-1] if name.startswith("eval_")} == names

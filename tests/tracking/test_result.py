@@ -15,7 +15,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
 def test_a_killed_run_keeps_its_rows_and_repeats_none(
     quick: list[str], start: Start, train_here: Train, succeed: Printed, tmp_path: Path
 ) -> None:
-    """Its only checkpoint is older than its last rows."""
     run = tmp_path / "run"
     succeed(*quick, "epochs=1", "hydra.run.dir=run")
     started = start("resume=run", "epochs=100000", "checkpoint.min_interval_s=null").until("epoch 2/100000")
