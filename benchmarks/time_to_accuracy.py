@@ -48,7 +48,7 @@ def train_once(overrides: list[str]) -> dict[str, Any]:
         start = time.perf_counter()
         for epoch in range(epochs):
             train_epoch(step, loader, EpochProgress(epoch, loader.sampler, step.device))
-        metrics = evaluate(step.eval_model, eval_loader, step.preprocess).metrics
+        metrics = evaluate(step.evaluated_model, eval_loader, step.preprocess).metrics
         seconds = time.perf_counter() - start
     return {
         "accuracy": metrics["eval_acc"],

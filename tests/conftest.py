@@ -27,6 +27,7 @@ from vitmnist.cli.train import main
 from vitmnist.data.datasets.base import Dataset, load_dataset
 from vitmnist.data.datasets.standard import FILES
 from vitmnist.errors import ExitCode
+from vitmnist.metrics.epoch_table import build_epoch_table
 from vitmnist.runtime.cpu import available_cores
 
 PLAIN = "log.images_every_epochs=null"  # Drawing images takes most of the time of a short run.
@@ -244,11 +245,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def learned(folder: Path) -> list[dict]:
-    """The recorded losses and accuracies."""
-    return [
-        {name: value for name, value in epoch.items() if name.endswith(("_loss", "_acc"))}
-        for epoch in result_of(folder)["epochs"]
-    ]
+    """The logged steps, and the metrics that depend on the weights, of each epoch."""
+    names = ["steps", *(name for name, metric in build_epoch_table().items() if metric.depends_on_weights)]
+    return [{name: epoch.get(name) for name in names} for epoch in result_of(folder)["epochs"]]
 
 
 def assert_same_weights(first: Path, second: Path) -> None:
@@ -258,7 +257,7 @@ def assert_same_weights(first: Path, second: Path) -> None:
 
 
 def assert_same_run(first: Path, second: Path) -> None:
-    """Compare two completed runs bit for bit: weights, losses and accuracies."""
+    """Compare two completed runs bit for bit: weights, logged steps and metrics."""
     assert result_of(first)["status"] == result_of(second)["status"] == "completed"
     assert learned(first) == learned(second)
     assert_same_weights(first, second)

@@ -39,7 +39,7 @@ DrawImages = Callable[[int], Mapping[str, Image]]
 class RunRecorder:
     """Fills in the result of a run; rank 0 writes `result.json`, `epochs.csv` and the log, and sends it to the loggers.
 
-    `Trainer.fit` calls the methods in the order of their definition.
+    `Trainer` calls the methods in the order of their definition, and checkpoints within an epoch call `send_steps` too.
 
     Args:
         overrides: the command-line overrides, for the record only.

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,9 @@ class Trainer:
     def __init__(
         self, config: Config, folder: Path, overrides: list[str], stop: StopSignal, world: World = SINGLE_PROCESS
     ) -> None:
-        self.config = config = build.resolve_dataset_options(config)
-        self.folder, self.stop, self.world = folder, stop, world
         self.metrics = MetricCollection(config.metrics)
+        self.config = config = replace(build.resolve_dataset_options(config), metrics=self.metrics.configs)
+        self.folder, self.stop, self.world = folder, stop, world
         self.monitor = Monitor(find_metric(config.monitor, "monitor", self.metrics.infos), config.patience)
         self.device = choose_device(config.device, world)
         if self.device.type == "cuda":
@@ -92,10 +92,11 @@ class Trainer:
             TrainingError: training cannot continue; recorded.
             RunInterrupted: the run was asked to stop; recorded and saved.
         """
-        config, recorder, stop = self.config, self.recorder, self.stop
+        config, recorder, stop, world = self.config, self.recorder, self.stop, self.world
         deadline = math.inf if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         # Restore the signal handlers last: a signal must not kill the process while the outcome is recorded.
         with stop, recorder.record_outcome(stop):
+            checks.check_config(config, self.device)
             # Read the checkpoint first: with one, no initial weights are loaded.
             checkpoint = self.load_checkpoint() if config.resume else None
             weights = None if checkpoint else self.load_initial_weights()
@@ -113,7 +114,7 @@ class Trainer:
                         after_step = partial(finish_step, bar, checkpoints, progress)
                         train_metrics = train_epoch(step, train_loader, progress, after_step)
                         eval_pass = evaluate(
-                            step.eval_model, eval_loader, step.preprocess, after_step, self.world, metrics=self.metrics
+                            step.evaluated_model, eval_loader, step.preprocess, after_step, world, metrics=self.metrics
                         )
                     self.finish_epoch(progress, train_metrics, eval_pass, dataset, step, checkpoints)
                     progress = self._create_progress(sampler)
@@ -147,7 +148,6 @@ class Trainer:
     def build_data(self) -> tuple[Dataset, EpochSampler]:
         """Read the dataset, and build the sampler for this rank's part of the training batches."""
         config, world = self.config, self.world
-        checks.check_config(config, self.device)
         dataset = build.read_dataset(config, world)
         checks.check_eval_split(dataset, config)
         checks.check_same_on_machines(dataset, config, world)
@@ -318,7 +318,7 @@ class Trainer:
         checkpoints.load_best_weights(self.monitor.best_epoch(self.recorder.result.epochs))
         with self._build_eval_loader(dataset.test, loader_config, step) as loader:
             eval_pass = evaluate(
-                step.eval_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test", self.metrics
+                step.evaluated_model, loader, step.preprocess, checkpoints.check_stop, self.world, "test", self.metrics
             )
         self.recorder.record_test(eval_pass.metrics)
 

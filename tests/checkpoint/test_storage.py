@@ -28,7 +28,7 @@ def load_number(folder: Path) -> int:
 def test_the_newest_checkpoint_is_loaded_and_the_previous_stays(tmp_path: Path) -> None:
     assert storage.read_newest_checkpoint(tmp_path) is None
     for number in range(4):
-        storage.write_checkpoint(tmp_path, make_state(number), is_best=number == 1)
+        storage.write_checkpoint(tmp_path, make_state(number) | {"is_best": number == 1})
         assert load_number(tmp_path) == number
     checkpoints = tmp_path / "checkpoints"
     assert storage.read_checkpoint_file(checkpoints / "previous.pt")["number"] == 2
@@ -84,7 +84,7 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
     for call in itertools.count(1):
         folder = tmp_path / str(call)
         folder.mkdir()
-        storage.write_checkpoint(folder, make_state(0), is_best=True)
+        storage.write_checkpoint(folder, make_state(0) | {"is_best": True})
         storage.write_checkpoint(folder, make_state(1))
         calls = itertools.count(1)
 
@@ -100,7 +100,7 @@ def test_a_save_killed_anywhere_leaves_a_complete_checkpoint(tmp_path: Path, mon
             for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
                 patched.setattr(owner, name, dying(getattr(owner, name)))
             try:
-                storage.write_checkpoint(folder, make_state(2), is_best=True)
+                storage.write_checkpoint(folder, make_state(2) | {"is_best": True})
                 break
             except Killed:
                 pass

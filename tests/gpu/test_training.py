@@ -125,7 +125,7 @@ def test_a_compiled_step_on_the_gpu_learns_what_the_eager_step_learns(
     losses, expected_losses = ([epoch["train_loss"] for epoch in epochs] for epochs in (metrics, expected))
     assert losses == pytest.approx(expected_losses, rel=1e-3)
     steps.check_same_weights(compiled.model, eager.model, tolerance=1e-3)
-    steps.check_same_weights(compiled.eval_model, eager.eval_model, tolerance=1e-3)
+    steps.check_same_weights(compiled.evaluated_model, eager.evaluated_model, tolerance=1e-3)
 
 
 # With 197 tokens, the attention kernel processes the keys in several blocks.

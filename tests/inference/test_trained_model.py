@@ -214,7 +214,7 @@ def test_weights_are_chosen_by_name_and_verified(trained: Path, tmp_path: Path) 
     folder = shutil.copytree(trained / "run", tmp_path / "run")
     checkpoints = folder / "checkpoints"
     assert not (checkpoints / "best.pt").exists(), "selected on the test split"
-    storage.write_checkpoint(folder, storage.read_newest_checkpoint(folder), is_best=True)
+    storage.write_checkpoint(folder, {**storage.read_newest_checkpoint(folder), "is_best": True})
     for name in ("final", "best", "last"):
         assert vitmnist.load_model(folder, name, "cpu").weights.stem == name
     (checkpoints / "best.pt").write_bytes(b"damaged")

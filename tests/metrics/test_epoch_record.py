@@ -101,6 +101,16 @@ def test_validation_keeps_the_best_weights_to_be_tested(quick: list[str], tmp_pa
     assert {"train", "validation", "test"} == {key.split("_")[0] for key in result["dataset"]["sha256"]}
 
 
+def test_best_weights_that_a_kill_prevented_are_written_on_resuming(
+    quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train
+) -> None:
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    succeed(*quick, *HELD_OUT, "epochs=1", "hydra.run.dir=run")
+    best.unlink()
+    train_here("resume=run", "epochs=2", "max_minutes=0")
+    assert len(storage.read_checkpoint_file(best)["epochs"]) == 1
+
+
 @pytest.mark.needs("POSIX signals")
 def test_a_signal_stops_the_pass_over_the_test_split(
     quick: list[str], tmp_path: Path, succeed: Printed, train_here: Train, monkeypatch: pytest.MonkeyPatch

@@ -44,12 +44,3 @@ def test_a_state_of_all_ranks_is_counted_once() -> None:
     first, second = (accumulator.state_dict()["sums"] for accumulator in ranks)
     assert (first["loss"] + second["loss"]).tolist() == [5, 4, 0]
     assert (first["acc"] + second["acc"]).tolist() == [3, 2, 0]
-
-
-@pytest.mark.parametrize("names", [("loss", "acc", "ece"), ("loss",)])
-def test_an_epoch_that_is_resumed_with_other_metrics_has_those_of_all_batches(names: tuple[str, ...]) -> None:
-    saved, resumed = MetricAccumulator(SAMPLER, CPU), MetricAccumulator(SAMPLER, CPU)
-    saved.update({"loss": torch.tensor(8.0), "acc": torch.tensor(4)})
-    resumed.load_state_dict(saved.state_dict())
-    resumed.update(dict.fromkeys(names, torch.tensor(4.0)))
-    assert resumed.compute() == {name: {"loss": 12 / 16, "acc": 800 / 16}[name] for name in names if name != "ece"}

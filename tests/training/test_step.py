@@ -242,9 +242,9 @@ def test_the_ema_follows_its_formula(tiny: Dataset) -> None:
     for count, newest in enumerate(weights[1:], start=1):
         keep = min(0.5, count / (9 + count))
         expected = keep * expected + (1 - keep) * newest
-    torch.testing.assert_close(next(step.eval_model.parameters()), expected)
+    torch.testing.assert_close(next(step.evaluated_model.parameters()), expected)
     assert not torch.equal(weights[-1], expected)
-    assert not any(parameter.requires_grad for parameter in step.eval_model.parameters())
+    assert not any(parameter.requires_grad for parameter in step.evaluated_model.parameters())
 
 
 class ScheduleFree(torch.optim.SGD):
@@ -318,11 +318,11 @@ def test_an_optimizer_that_averages_the_weights_needs_no_other_average(tiny: Dat
     step = make_step(tiny, decay=0.9)
     check_weight_average(step)
     step.optimizer = ScheduleFree(step.model)
-    with pytest.raises(ConfigError, match=r"^ema_decay: the optimizer averages the weights already; set ema"):
+    with pytest.raises(ConfigError, match=r"^optimizer: averages the weights itself; set ema_decay=null"):
         check_weight_average(step)
     model = nn.Sequential(nn.BatchNorm2d(1), make_mlp())
     runner = ModelRunner(model, Preprocess(tiny.train), CountingLoss(), BATCH)
-    with pytest.raises(ConfigError, match=r"^optimizer: it evaluates an average of the weights, but not of batch"):
+    with pytest.raises(ConfigError, match=r"^optimizer: averages the weights itself; "):
         check_weight_average(TrainStep(runner, ScheduleFree(model), lambda step: 1.0))
 
 
@@ -347,4 +347,4 @@ def test_a_restored_step_continues_to_the_bit_and_in_a_longer_run_at_its_rates(t
         train(step, batches, 1, first=1)
     assert longer.lr == long.lr != second.lr
     steps.check_same_weights(second.model, whole.model, tolerance=0)
-    steps.check_same_weights(second.eval_model, whole.eval_model, tolerance=0)
+    steps.check_same_weights(second.evaluated_model, whole.evaluated_model, tolerance=0)

@@ -62,12 +62,13 @@ class CheckpointManager:
             "dataset_sha256": self._checksums,
             "step": step.state_dict(),
             "epochs": self.result.epochs,
+            "is_best": is_best,
             "rng": self.world.all_gather_object(RandomState(device=step.device).to_dict()),
             "threads": torch.get_num_threads(),
             "progress": progress.state_dict() if progress else None,
         }
         if self.world.is_main:
-            storage.write_checkpoint(self.result.folder, checkpoint, is_best)
+            storage.write_checkpoint(self.result.folder, checkpoint)
         self._saved_at = time.monotonic()
 
     def restore(self, checkpoint: Checkpoint, progress: EpochProgress) -> None:
@@ -82,6 +83,8 @@ class CheckpointManager:
             # Ranks added since the checkpoint keep the seed of `seed_rank`.
             if self.world.rank < len(checkpoint["rng"]):
                 RandomState(device=self.step.device).load_dict(checkpoint["rng"][self.world.rank])
+        if checkpoint.get("is_best") and self.world.is_main:  # The run may have been killed before it wrote `best.pt`.
+            storage.write_checkpoint(self.result.folder, checkpoint)
         before, now = checkpoint.get("threads"), torch.get_num_threads()
         if before and before != now and self.step.device.type == "cpu":
             log.warning("torch had %d threads and has %d now; the results will differ by rounding", before, now)
@@ -126,7 +129,7 @@ class CheckpointManager:
             self._interrupt(stopping)
 
     def _interrupt(self, stopping: int) -> NoReturn:
-        """End the run after it has been saved."""
+        """End the run on all ranks."""
         # Rank 0 may still be writing, and torchrun kills all ranks when one exits.
         self.world.barrier()
         raise create_interruption(StopReason(stopping))
@@ -134,12 +137,12 @@ class CheckpointManager:
     def load_best_weights(self, epoch: int | None) -> None:
         """Load the weights of the best epoch, saved with a validation split, into the evaluated model."""
         read = partial(storage.read_best_weights, self.result.folder, epoch)
-        self.step.eval_model.load_state_dict(self.world.broadcast_object(read))
+        self.step.evaluated_model.load_state_dict(self.world.broadcast_object(read))
 
     def save_final_weights(self) -> None:
         """Write `final.safetensors` with its `model_info`; raises `OSError`."""
         if self.world.is_main:
-            storage.write_final_weights(self.result.folder, self.step.eval_model.state_dict(), self._model_info)
+            storage.write_final_weights(self.result.folder, self.step.evaluated_model.state_dict(), self._model_info)
 
 
 def read_checkpoint_to_resume(config: Config, folder: Path, world: World) -> Checkpoint | None:

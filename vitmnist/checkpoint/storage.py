@@ -52,6 +52,7 @@ class Checkpoint(TypedDict):
     dataset_sha256: dict[str, str]  # the checksum of each part of the dataset
     step: dict[str, Any]  # `TrainStep.state_dict()`, with the weights
     epochs: list[dict[str, Any]]  # the records of the completed epochs
+    is_best: bool  # whether the last of these epochs, which the run has just completed, is the best
     rng: list[dict[str, Any]]  # `RandomState.to_dict()` of each rank
     threads: int  # `torch.get_num_threads()`, which affects the result on the CPU
     progress: dict[str, Any] | None  # `EpochProgress.state_dict()` of an unfinished epoch; None between epochs
@@ -61,8 +62,8 @@ class DamagedError(DataError):
     """The content of a checkpoint is damaged."""
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False) -> None:
-    """Write `last.pt` in the folder of a run, and `best.pt` if `is_best`; the old `last.pt` becomes `previous.pt`.
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write `last.pt` in the folder of a run, and `best.pt` if it is the best; the old `last.pt` becomes `previous.pt`.
 
     Raises `OSError` if the checkpoint cannot be written; the earlier ones are unchanged.
     """
@@ -73,10 +74,9 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, is_best: bool = False
     content = buffer.getvalue()
     content += hashlib.sha256(content).digest()
     checkpoints.mkdir(exist_ok=True)
-    # Write `best.pt` first: a run that is killed in between repeats the epoch and writes both again.
-    if is_best:
-        write_atomic(checkpoints / "best.pt", content)
     write_atomic(last, content, previous if last.exists() else None)
+    if checkpoint.get("is_best"):
+        write_atomic(checkpoints / "best.pt", content)
 
 
 def write_final_weights(folder: Path, weights: Mapping[str, torch.Tensor], model_info: dict[str, Any]) -> None:
@@ -169,10 +169,7 @@ def read_weights_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tenso
 
 
 def read_best_weights(run: Path, epoch: int | None) -> dict[str, torch.Tensor]:
-    """Read the weights in `best.pt` of a run; raises `DataError` unless they are of the best epoch, counted from 0.
-
-    A run that was killed after it had written `best.pt` repeats the epoch, which another machine may find worse.
-    """
+    """Read the weights in `best.pt` of a run; raises `DataError` unless they are of the best epoch, counted from 0."""
     path = run / FOLDER / WEIGHT_FILES["best"]
     checkpoint = read_checkpoint_file(path)
     if len(checkpoint["epochs"]) - 1 != epoch:

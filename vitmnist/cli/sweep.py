@@ -86,11 +86,11 @@ def _prepare_sweep(arguments: Arguments, values: DictConfig, hydra_values: DictC
             "-m: torchrun cannot run a sweep, because each of its processes would run all jobs; start the sweep with "
             "python, or each job with torchrun"
         )
-    # Raise an error for an unknown metric before the first job.
-    find_metric(values.monitor, "monitor", MetricCollection(values.metrics).infos)
     # The names of the jobs' folders contain only the keys that the sweep varies.
     parsed = OverridesParser.create().parse_overrides(arguments.overrides)
     is_varied = {parse_key(override.get_key_element()): override.is_sweep_override() for override in parsed}
+    if not (is_varied.get("monitor") or is_varied.get("metrics")):
+        find_metric(values.monitor, "monitor", MetricCollection(values.metrics).infos)  # Raise before the first job.
     constant_keys = [quote(key) for key in is_varied if not is_varied[key]]
     exclude_keys = f"hydra.job.config.override_dirname.exclude_keys=[{','.join(constant_keys)}]"
     overrides = [*arguments.overrides, exclude_keys, f"hydra.sweep.dir={quote(str(folder))}"]

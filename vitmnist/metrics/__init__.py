@@ -95,12 +95,15 @@ class MetricCollection:
 
     def __init__(self, selection: Sequence[Any] | None = None) -> None:
         self.functions: dict[str, Callable[..., Tensor]] = {}
+        self.configs: list[dict[str, Any]] = []
+        """The name and all options of each metric."""
         for index, value in enumerate([*METRICS.members()] if selection is None else selection):
             config = {"name": value} if isinstance(value, str) else value
             function, options = METRICS.resolve(config, f"metrics.{index}", complete=True)
             if config["name"] in self.functions:
                 raise ConfigError(f"metrics.{index}.name={config['name']}: is selected twice")
             self.functions[config["name"]] = partial(function, **vars(options))
+            self.configs.append({"name": config["name"], **vars(options)})
         self.infos = {name: METRICS.members()[name].info for name in self.functions}
 
     def of_kind(self, kind: type[MetricInfo]) -> dict[str, Callable[..., Tensor]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from vitmnist.config import is_group, is_hydra_override, is_under, parse_key, wi
 from vitmnist.config.schema import FREE_KEYS, Config, fill_defaults, find_changeable_keys, flatten_keys, to_json_values
 from vitmnist.config.validation import escape_interpolations, validate
 from vitmnist.errors import ConfigError
+from vitmnist.metrics import MetricCollection
 from vitmnist.metrics.epoch_record import Monitor
 from vitmnist.metrics.epoch_table import find_metric
 from vitmnist.runtime.files import UnreadableError, display_path, read_json_or_yaml
@@ -76,6 +78,7 @@ def describe_completed(folder: Path, config: Config) -> str | None:
     path, epochs, metric = display_path(folder), run.result.epochs, find_metric(config.monitor, "monitor")
     is_stopped_early = Monitor(metric, config.patience).is_exhausted(epochs)
     epochs_left = config.epochs_to_train - len(epochs)
+    config = replace(config, metrics=MetricCollection(config.metrics).configs)  # As `Trainer` records it.
     changes = _find_refused_changes(to_json_values(load_recorded_config(folder, [])), config)
     is_other_run = any(new != "auto" for _, new in changes.values())  # A value that replaced `auto` was recorded.
     # A larger `epochs` alone does not continue a run that stopped early.

@@ -118,15 +118,9 @@ def check_metric_functions(metrics: MetricCollection, num_classes: int) -> None:
 
 
 def check_weight_average(step: TrainStep) -> None:
-    """Raise `ConfigError` if the optimizer, as those of schedulefree, evaluates an average, which does not fit."""
-    if hasattr(step.optimizer, "eval"):
-        if step.ema:
-            raise ConfigError("ema_decay: the optimizer averages the weights already; set ema_decay=null")
-        if step.runner.has_batch_norm:
-            advice = "choose another optimizer, or a model without batch normalisation"
-            raise ConfigError(
-                f"optimizer: it evaluates an average of the weights, but not of batch statistics; {advice}"
-            )
+    """Raise `ConfigError` if the optimizer averages the weights, as schedulefree does, and the run cannot use that."""
+    if hasattr(step.optimizer, "eval") and (step.ema or step.runner.has_batch_norm):
+        raise ConfigError("optimizer: averages the weights itself; set ema_decay=null, and a model without batch norm")
 
 
 def check_batch_norm(step: TrainStep, image: Tensor, sampler: EpochSampler) -> None:

@@ -137,8 +137,6 @@ class MetricAccumulator:
         """Store the sums over this rank's images of the next batch."""
         if not self.num_batches:
             self._sums = {name: torch.zeros_like(self._sums["loss"]) for name in sums}
-        # An epoch that is resumed with other metrics has only those that all of its batches have.
-        self._sums = {name: values for name, values in self._sums.items() if name in sums}
         for name, values in self._sums.items():
             values[self.num_batches] = sums[name]
         self.num_batches += 1

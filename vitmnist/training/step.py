@@ -67,7 +67,7 @@ class TrainStep:
         self.train_mode()
 
     @property
-    def eval_model(self) -> nn.Module:
+    def evaluated_model(self) -> nn.Module:
         """The model to evaluate, and to save at the end: the averaged model, if there is an EMA."""
         return self.ema.model if self.ema else self.model
 
