@@ -10,7 +10,6 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pkgutil import iter_modules
-from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from vitmnist.errors import ConfigError, format_error, suggest_names
@@ -63,11 +62,12 @@ class ConfigGroup(Generic[Options, P, Built]):
     ) -> Callable[[Builder[P, Built]], Builder[P, Built]]:
         """Decorator that registers a class or function of (options, *args) under `name`."""
         options_type = options_type or self.options_base or NoOptions
-        if not issubclass(options_type, self.options_base or object):
-            raise ValueError(f"{self.group}: the options of {name!r} must derive from {self.options_base}")
-        if not isinstance(info, self.info_types or NoneType):
-            names = " or ".join(kind.__name__ for kind in self.info_types) or "None"
-            raise ValueError(f"{self.group}: the info of {name!r} must be {names}")
+        if self.options_base and not issubclass(options_type, self.options_base):
+            raise ValueError(f"{self.group}: the options of {name!r} must derive from {self.options_base.__name__}")
+        options_type()  # An option without a default raises `TypeError` here.
+        if self.info_types and not isinstance(info, self.info_types):
+            names = " or ".join(kind.__name__ for kind in self.info_types)
+            raise ValueError(f"{self.group}: {name!r} needs info=, a {names}")
 
         def decorate(function: Builder[P, Built]) -> Builder[P, Built]:
             member = self._members.get(name)
@@ -122,7 +122,7 @@ class ConfigGroup(Generic[Options, P, Built]):
         from vitmnist.config.validation import join_key, validate  # This imports OmegaConf.
 
         key = self.group.replace("/", ".") if key is None else key
-        if not isinstance(config, Mapping):
+        if not isinstance(config, Mapping) or "name" not in config:
             raise ConfigError(f"{key}={config}: must be {{name: NAME}}; {suggest_names(str(config), self.members())}")
         values = self.with_defaults(config) if complete else dict(config)
         name = values.pop("name", None)

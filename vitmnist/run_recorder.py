@@ -142,7 +142,7 @@ class RunRecorder:
             result.write_config()
             result.write_epochs()  # Drop rows newer than the checkpoint.
             # A process that is killed while it writes leaves a temporary file.
-            for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", f"{storage.FOLDER}/.*.tmp"):
+            for pattern in ("result.json", f"{storage.FOLDER}/final.safetensors", "**/.*.tmp"):
                 for path in self.folder.glob(pattern):
                     path.unlink()
         result.setup_s = time.time() - result.began_at - (result.compile_s or 0.0)

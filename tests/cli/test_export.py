@@ -1,6 +1,5 @@
 """The export of a trained model, as its users start it."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -42,10 +41,8 @@ def test_an_export_needs_nothing_of_this_project_and_predicts_what_the_original_
     new = {path: data for path, data in content(trained).items() if path not in before}
     assert content(trained) == before | new, "the records of the run are as they were"
     assert {*map(str, new)} == {file.name, f"{file.name}.json"}
-    assert description["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert description["images"]["shape"] == [None, 1, 28, 28]
     assert description["classes"] == list(tiny.train.classes)
-    assert description["check"] == summary
     load, original = FORMATS[name].load, load_model(trained, device="cpu")
     expected = original.module(Preprocess(tiny.train)(tiny.test.images))
     for module in [module for module in sys.modules if module.partition(".")[0] == "vitmnist"]:

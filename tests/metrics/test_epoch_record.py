@@ -153,7 +153,7 @@ def test_a_metric_may_be_registered_late_but_not_with_the_name_of_another(add_me
     add_members(METRICS, loss=Member(NoOptions, max, BatchMetricInfo(unit="%", tag="other", direction="max")))
     with pytest.raises(ValueError, match="two metrics have the name eval_loss, train_loss; choose another one"):
         build_epoch_table()
-    with pytest.raises(ValueError, match="metrics: the info of 'plain' must be BatchMetricInfo or "):
+    with pytest.raises(ValueError, match="metrics: 'plain' needs info=, a BatchMetricInfo or "):
         METRICS.register("plain", info=MetricInfo(unit="%", tag="plain", direction="max"))
-    with pytest.raises(ValueError, match=r"the options of 'plain' must derive from .*ScheduleOptions"):
+    with pytest.raises(ValueError, match="the options of 'plain' must derive from ScheduleOptions"):
         SCHEDULES.register("plain", NoOptions)

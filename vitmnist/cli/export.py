@@ -7,7 +7,6 @@ The exported model must predict the same classes as the original for all images 
 nothing is written. A description of the model is written next to it, as JSON. An existing file is not overwritten.
 """
 
-import hashlib
 import io
 import json
 from collections.abc import Callable
@@ -20,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-import vitmnist
 from vitmnist.cli.command import add_run_arguments, create_parser, errors_as_messages
 from vitmnist.data.datasets.base import Dataset
 from vitmnist.data.images import ImageReader
@@ -65,23 +63,14 @@ FORMATS = {
 }
 
 
-def describe_model(file: str, content: bytes, trained: TrainedModel, summary: str) -> str:
-    """Describe the exported model, as JSON, for programs that use it.
-
-    Args:
-        content: the content of the exported file.
-        summary: the comparison that `export_model` returns.
-    """
+def describe_model(trained: TrainedModel) -> str:
+    """Describe the exported model, as JSON, for programs that use it."""
     reader = trained.reader
     description = {
-        "file": file,
-        "sha256": hashlib.sha256(content).hexdigest(),
         "images": {"dtype": "uint8", "shape": [None, *trained.image_shape], "range": [0, 255]},
         "logits": {"dtype": "float32", "shape": [None, len(trained.classes)]},
         "classes": trained.classes,
         "read_by": vars(reader) if isinstance(reader, ImageReader) else f"the dataset {trained.dataset.get('name')}",
-        "check": summary,
-        "versions": {"vitmnist": vitmnist.__version__, "torch": torch.__version__},
     }
     return json.dumps(description, ensure_ascii=False, indent=2) + "\n"
 
@@ -142,7 +131,6 @@ def main() -> None:
     config = load_evaluation_config(options.run, options.overrides)
     dataset = load_evaluation_dataset(options.run, config)
     content, summary = export_model(file_format, trained, dataset, config.batch_size)
-    text = describe_model(output.name, content, trained, summary)
     write_atomic(output, content)
-    write_atomic(description, text.encode(errors="surrogateescape"))
+    write_atomic(description, describe_model(trained).encode(errors="surrogateescape"))
     print(f"{display_path(output)}\n{display_path(description)}\n{summary}")

@@ -59,7 +59,7 @@ def add_resume_hint(folder: Path, command: str) -> Iterator[None]:
         with handle_signals(lambda *_: exit_interrupted(resume_hint(folder, command)), signal.SIGINT):
             yield
     except (KeyboardInterrupt, RunInterrupted) as error:
-        raise type(error)(f"{error or 'interrupted'}{resume_hint(folder, command)}") from error
+        raise type(error)(f"{str(error) or 'interrupted'}{resume_hint(folder, command)}") from error
     except Exception as error:
         if (folder / "result.json").exists() and not isinstance(error, ConfigError):
             log.info("failed; results: %s", display_path(folder))

@@ -40,7 +40,7 @@ class Evaluation:
     metrics: dict[str, float]
 
     def __repr__(self) -> str:
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in [*self.metrics.items()][:4])
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         return f"Evaluation({self.split_name} split, {len(self.split):,} images, {metrics})"
 
     @property

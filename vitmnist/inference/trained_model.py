@@ -149,7 +149,7 @@ class TrainedModel:
         Raises:
             UserError: the overrides or the data cannot be used.
         """
-        config = load_evaluation_config(self.run, overrides)
+        config = load_evaluation_config(self.run, [overrides] if isinstance(overrides, str) else overrides)
         dataset = load_evaluation_dataset(self.run, config)
         name = SPLIT_OF.get(split, split) if split else dataset.eval_split_name
         if name not in dataset.splits:

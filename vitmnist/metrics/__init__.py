@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitmnist.errors import ConfigError
+from vitmnist.errors import ConfigError, as_data_error
 from vitmnist.registry import ConfigGroup
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ class MetricInfo:
     column: str | None = None
     digits: int | None = None
     is_headline: bool = False
+
+    def __post_init__(self) -> None:
+        if self.direction not in ("max", "min"):
+            raise ValueError(f"direction={self.direction!r}: must be 'max' or 'min'")
 
     def format(self, value: float) -> str:
         """Format a value with its decimal places, and a percent sign."""
@@ -101,9 +106,10 @@ class MetricCollection:
             config = {"name": value} if isinstance(value, str) else value
             function, options = METRICS.resolve(config, f"metrics.{index}", complete=True)
             if config["name"] in self.functions:
-                raise ConfigError(f"metrics.{index}.name={config['name']}: is selected twice")
+                raise ConfigError(f"metrics: {config['name']} is selected twice, and has one value in a record")
             self.functions[config["name"]] = partial(function, **vars(options))
             self.configs.append({"name": config["name"], **vars(options)})
+        self.configs.sort(key=itemgetter("name"))  # The order of the selection does not matter.
         self.infos = {name: METRICS.members()[name].info for name in self.functions}
 
     def of_kind(self, kind: type[MetricInfo]) -> dict[str, Callable[..., Tensor]]:
@@ -115,9 +121,10 @@ class MetricCollection:
 
         The confusion matrix is int64 `[classes, classes]`. The probabilities can be None if no metric needs them.
         """
+        values: dict[str, float] = {}
         arguments = {ConfusionMetricInfo: (matrix.double(),), ProbabilityMetricInfo: (probabilities, labels)}
-        return {
-            name: float(compute(*values)) * self.infos[name].scale
-            for kind, values in arguments.items()
-            for name, compute in self.of_kind(kind).items()
-        }
+        for kind, tensors in arguments.items():
+            for name, compute in self.of_kind(kind).items():
+                with as_data_error(f"metrics: {name}"):
+                    values[name] = float(compute(*tensors)) * self.infos[name].scale
+        return values

@@ -103,4 +103,6 @@ def find_metric(name: str, key: str, selected: Mapping[str, MetricInfo] | None =
     by_name = build_epoch_table(selected)
     if metric := by_name.get(name) or by_name.get(f"eval_{name}"):
         return metric
-    raise ConfigError(f"{key}={name}: is not among the metrics of an epoch; {suggest_names(name, by_name)}")
+    advice = f"is not selected; add it to metrics, or set {key} to another one: " if name in build_epoch_table() else ""
+    advice = advice or "is not among the metrics of an epoch; "
+    raise ConfigError(f"{key}={name}: {advice}{suggest_names(name, by_name)}")

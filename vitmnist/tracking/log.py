@@ -53,7 +53,7 @@ def log_epoch(result: Result, epochs: int, monitored: EpochMetric) -> None:
             splits[split] = f"{splits[split]} {label} {metric.format(record[name])}"
     parts = [f"epoch {record['epoch'] + 1}/{epochs}", *splits.values(), EPOCH_TIMES.format_map(record)]
     if not monitored.is_headline:
-        parts.append(f"{monitored.name} {record[monitored.name]:.4g}")
+        parts.append(f"{monitored.name} {monitored.format(record[monitored.name])}")
     log.info("%s", "  ".join(map(str, parts)))
 
 

@@ -16,7 +16,7 @@ from vitmnist.config.schema import Config, iterate_registries
 from vitmnist.data.channel_statistics import resolve_statistics
 from vitmnist.data.datasets.base import DATASETS, Dataset, Split
 from vitmnist.data.sampler import EpochSampler
-from vitmnist.errors import ConfigError, DataError, PeerError, classify_error, first_line
+from vitmnist.errors import ConfigError, DataError, PeerError, as_data_error, classify_error, first_line
 from vitmnist.losses import LOSSES
 from vitmnist.metrics import BatchMetricInfo, MetricCollection
 from vitmnist.optim.schedules import SCHEDULES
@@ -109,7 +109,8 @@ def check_metric_functions(metrics: MetricCollection, num_classes: int) -> None:
     logits = F.one_hot(predictions, num_classes).float()
     labels[6] = PADDING_LABEL
     for name, compute in metrics.of_kind(BatchMetricInfo).items():
-        whole, *parts = (compute(logits[rows], labels[rows]) for rows in (slice(7), slice(2), slice(2, 6)))
+        with as_data_error(f"metrics: {name}"):
+            whole, *parts = (compute(logits[rows], labels[rows]) for rows in (slice(7), slice(2), slice(2, 6)))
         if whole.dim() or not math.isclose(float(whole), float(sum(parts)), rel_tol=1e-4, abs_tol=1e-4):
             raise ConfigError(
                 f"metrics: {name} must return the sum over the images of a batch whose labels are not negative, as a "

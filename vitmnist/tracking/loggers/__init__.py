@@ -33,7 +33,10 @@ class Logger(AbstractContextManager["Logger"]):
         """End the run, after logging `get_run_scalars`; `kind` is None if the run was completed."""
 
     def add_steps(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Log steps, as in `record["steps"]`: after each checkpoint within an epoch, and before `add_epoch`."""
+        """Log steps as in `record["steps"]`: after each checkpoint within an epoch, and before `add_epoch`.
+
+        The list can be empty. In a resumed run, it begins with the steps of the epoch from before the stop.
+        """
 
     def add_epoch(self, record: EpochRecord) -> None:
         """Log an epoch before its checkpoint is saved. Records count epochs and steps from 0."""
