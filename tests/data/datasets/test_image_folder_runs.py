@@ -77,7 +77,7 @@ def test_images_of_16_and_32_bits_are_predicted_as_evaluated(
         pixels = evaluation.images[evaluation.files.names.index(name)]
         assert np.array_equal(model.reader(folder / name)[..., 0], pixels[0])
     assert pixels.float().std() > 0
-    assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model("model.pt2", b"", model, "")
+    assert '"range_32_bit": [\n      0.0,\n      0.5\n    ]' in describe_model(model)
 
 
 def test_epochs_are_evaluated_on_val_and_the_test_split_once(
