@@ -171,6 +171,8 @@ class Job:
         self.failed.add(folder.name)
         if not (folder / "result.json").exists():
             config: Any = OmegaConf.to_container(composed, enum_to_str=True)
+            with suppress(ConfigError):
+                config["metrics"] = MetricCollection(config["metrics"]).configs  # As `Trainer` records it.
             result = Result(
                 folder=folder, overrides=overrides, config=config, error=failure.message, exit_code=failure.exit_code
             )

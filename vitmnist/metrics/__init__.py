@@ -100,8 +100,7 @@ class MetricCollection:
 
     def __init__(self, selection: Sequence[Any] | None = None) -> None:
         self.functions: dict[str, Callable[..., Tensor]] = {}
-        self.configs: list[dict[str, Any]] = []
-        """The name and all options of each metric."""
+        self.configs: list[dict[str, Any]] = []  # The name and all options of each metric
         for index, value in enumerate([*METRICS.members()] if selection is None else selection):
             config = {"name": value} if isinstance(value, str) else value
             function, options = METRICS.resolve(config, f"metrics.{index}", complete=True)
